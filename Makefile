@@ -1,0 +1,57 @@
+# Two commands: `make demo` runs the main job on a real Kubernetes control plane, `make test` passes the tests.
+# Both set up what they need: the locked Python environment, the control-plane binary and Helm (built once, cached).
+PYTHON ?= python3
+VENV   := .venv
+PY     := $(VENV)/bin/python
+export UV_PYTHON_DOWNLOADS := never
+export PYTHONUNBUFFERED := 1
+.DEFAULT_GOAL := help
+.SUFFIXES:
+
+.PHONY: help
+help: ## this list
+	@sed -n 's/^\([a-z-]*\):.*## \(.*\)/  make \1\t\2/p' $(MAKEFILE_LIST) | expand -t 20
+
+.PHONY: setup
+setup: ## the locked Python environment, the control plane and Helm
+	@echo "==> Python environment from uv.lock"
+	@uv=$$($(PYTHON) tools/uv.py) && $$uv sync --quiet --locked --python $(PYTHON)
+	@echo "==> Kubernetes control plane and Helm (cached per user; the first build takes minutes)"
+	@$(PY) -m localkube build --helm
+
+.PHONY: demo
+demo: setup ## the main job: train, preempt, crash, corrupt, kill the operator, compare bit for bit
+	@echo "==> Demo"
+	@$(PY) -m examples.demo $(DEMO_ARGS)
+
+.PHONY: lint
+lint: ## formatting, lints, types, layers, generated files
+	@uv=$$($(PYTHON) tools/uv.py) && $$uv sync --quiet --locked --python $(PYTHON)
+	@echo "==> Lints, types, layers, generated files"
+	@$(VENV)/bin/ruff format --check .
+	@$(VENV)/bin/ruff check .
+	@$(VENV)/bin/mypy
+	@$(VENV)/bin/lint-imports
+	@$(PY) -m holdfast_contract.crd --check
+
+.PHONY: test
+test: lint setup ## all of the above checks, then the tests
+	@echo "==> Tests"
+	@$(PY) -m pytest $(PYTEST_ARGS)
+
+.PHONY: test-all
+test-all: ## the same with the slow tests
+	@$(MAKE) test PYTEST_ARGS='-m "slow or not slow" $(PYTEST_ARGS)'
+
+.PHONY: generate
+generate: ## write the CRD into crds/ and the chart
+	@$(PY) -m holdfast_contract.crd
+
+.PHONY: format
+format: ## rewrite the sources as the formatter wants them
+	@$(VENV)/bin/ruff format .
+	@$(VENV)/bin/ruff check --fix .
+
+.PHONY: clean
+clean: ## remove what the commands made in this folder (the cache of binaries stays)
+	rm -rf $(VENV) .mypy_cache .ruff_cache .pytest_cache .hypothesis .import_linter_cache demo-output
