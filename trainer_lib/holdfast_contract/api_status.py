@@ -1,0 +1,282 @@
+"""What the operator has seen and decided: the status of a TrainingJob, as pydantic models.
+
+Everything that a new operator must know to go on is here or can be observed; nothing is remembered elsewhere. The
+operator is the only writer. Instants are the operator's own wall clock and compared with nothing but it.
+"""
+
+from __future__ import annotations
+
+from datetime import datetime
+from typing import Annotated, Final, Literal
+
+from pydantic import BaseModel, ConfigDict, Field
+from pydantic.alias_generators import to_camel
+
+from holdfast_contract.reasons import Cause, SaveOutcome
+
+MAX_CONDITIONS: Final = 16
+MAX_REJECTED: Final = 16
+MAX_FAILURE_TIMES: Final = 128
+MAX_MESSAGE: Final = 4096
+
+Text = Annotated[str, Field(max_length=MAX_MESSAGE)]
+ShortText = Annotated[str, Field(max_length=317)]
+Digest = Annotated[str, Field(max_length=128)]
+Count = Annotated[int, Field(ge=0)]
+
+
+class StatusModel(BaseModel):
+    """Base of all status models. Unknown fields are ignored: a newer operator may have written them."""
+
+    model_config = ConfigDict(
+        alias_generator=to_camel,
+        populate_by_name=True,
+        extra="ignore",
+        frozen=True,
+        use_attribute_docstrings=True,
+    )
+
+
+class ConditionStatus(StatusModel):
+    """One aspect of the job's state."""
+
+    type: ShortText
+    """Type of the condition, in CamelCase."""
+    status: Literal["True", "False", "Unknown"]
+    """Whether the condition holds."""
+    reason: Annotated[str, Field(max_length=1024)]
+    """Why, as one word for programs."""
+    message: Annotated[str, Field(max_length=32768)] = ""
+    """Why, as a sentence for people."""
+    observed_generation: Count = 0
+    """metadata.generation of the spec that this judges."""
+    last_transition_time: datetime
+    """When status last changed."""
+
+
+class CheckpointPoint(StatusModel):
+    """One committed checkpoint."""
+
+    attempt: Count
+    """Attempt that wrote it."""
+    step: Count
+    """Step after which it was made."""
+    digest: Digest = ""
+    """SHA-256 of its manifest, in hex."""
+    committed_at: datetime | None = None
+    """When the operator learned that it is committed."""
+
+
+class RejectedPoint(StatusModel):
+    """A checkpoint that must not be restored."""
+
+    attempt: Count
+    """Attempt that wrote it."""
+    step: Count
+    """Step after which it was made."""
+    reason: Text
+    """What is wrong with it."""
+
+
+class CheckpointStatus(StatusModel):
+    """Which checkpoints count."""
+
+    run: ShortText = ""
+    """Folder of this training run under checkpoint.path."""
+    newest: CheckpointPoint | None = None
+    """Newest that is known to be committed."""
+    pinned: CheckpointPoint | None = None
+    """Newest that the current attempt may restore; absent if it starts from nothing."""
+    restored: CheckpointPoint | None = None
+    """What all workers of the current attempt agreed on and restored."""
+    rejected: Annotated[tuple[RejectedPoint, ...], Field(max_length=MAX_REJECTED)] = ()
+    """Checkpoints found damaged or foreign, the latest findings first."""
+
+
+class NoticeStatus(StatusModel):
+    """A notice that a node is about to go away."""
+
+    node: ShortText
+    """Name of the node."""
+    source: ShortText
+    """What gave the notice."""
+    deadline: datetime
+    """When the node is expected to go."""
+    noticed_at: datetime | None = None
+    """When the operator saw the notice first."""
+
+
+class PreemptionStatus(StatusModel):
+    """The current or the last preemption: its notice and what became of the save."""
+
+    notice: NoticeStatus | None = None
+    """The notice with the earliest deadline."""
+    standing: bool = False
+    """Whether the notice still stands and is being acted on."""
+    save_id: Annotated[str, Field(max_length=128)] = ""
+    """Identifier of the save request that answers the notice."""
+    outcome: SaveOutcome | None = None
+    """How the save ended: pending, committed, fresh, too-late, failed or cancelled."""
+    reason: Text = ""
+    """Why the save ended so."""
+    saved_step: Count | None = None
+    """Step of the checkpoint that answers the notice."""
+    seconds_to_spare: float | None = None
+    """Seconds between the moment the save was seen committed and the deadline."""
+
+
+class Transition(StatusModel):
+    """The next attempt in preparation. It begins once every worker's agent has spoken."""
+
+    attempt: Annotated[int, Field(ge=1)]
+    """The attempt that begins."""
+    cause: Cause | None = None
+    """Why the attempt before it ends; absent for the first."""
+    training: bool = False
+    """Whether the attempt before it keeps training until the switch, as in a move away from a doomed node."""
+    workers: Annotated[tuple[Count, ...], Field(max_length=4096)] = ()
+    """Indices of the workers that get a new pod; the others restart in place."""
+    nodes: Annotated[tuple[ShortText, ...], Field(max_length=4096)] = ()
+    """Names of the nodes that the new pods avoid."""
+    began_at: datetime | None = None
+    """When the preparation began."""
+    deadline: datetime | None = None
+    """When the switch happens at the latest, ready or not; absent if nothing trains meanwhile."""
+
+
+class SaveStatus(StatusModel):
+    """A save that the operator has asked the workers for."""
+
+    id: Annotated[str, Field(max_length=128)]
+    """Identifier of the request, unique within the job."""
+    purpose: Literal["Preemption", "Switch", "Suspend", "Delete"]
+    """What the save is for. All but Preemption end the trainers once it is answered."""
+    requested_at: datetime
+    """When it was asked for."""
+    deadline: datetime
+    """When it must be committed."""
+    from_step: Count = 0
+    """Last completed step when it was asked for: a checkpoint of this attempt at or after it is an answer."""
+
+    @property
+    def stop(self) -> bool:
+        """Whether the trainers end once it is answered."""
+        return self.purpose != "Preemption"
+
+
+class AccountedPod(StatusModel):
+    """What the agent of worker 0 had reported when goodput was last accounted; the next report is counted from here."""
+
+    uid: Annotated[str, Field(max_length=64)]
+    """UID of the pod."""
+    milliseconds: Annotated[dict[str, Count], Field(max_length=32)] = Field(default_factory=dict)
+    """Milliseconds per bucket since that agent started."""
+
+
+class ProgressStatus(StatusModel):
+    """How far training is."""
+
+    attempt: Count = 0
+    """Attempt that made it."""
+    step: Count
+    """Last step whose result exists in every worker."""
+    step_seconds: float | None = None
+    """Recent median time of a step."""
+    total_steps: Count | None = None
+    """Step at which training ends, if the script says so."""
+    steps_per_second: float | None = None
+    """Recent speed."""
+    metrics: Annotated[dict[str, float], Field(max_length=32)] = Field(default_factory=dict)
+    """Last metrics that the script committed."""
+    observed_at: datetime | None = None
+    """When the operator saw this."""
+
+
+class WorkersStatus(StatusModel):
+    """How many workers there are."""
+
+    desired: Count = 0
+    """Pods wanted now."""
+    ready: Count = 0
+    """Pods whose agent answers."""
+    training: Count = 0
+    """Workers whose trainer completes steps of the active attempt."""
+
+
+class Goodput(StatusModel):
+    """Where the seconds of the job's life went; every second is in exactly one bucket."""
+
+    buckets: Annotated[dict[str, float], Field(max_length=32)] = Field(default_factory=dict)
+    """Seconds per bucket."""
+    accounted_until: datetime | None = None
+    """Up to when the buckets account."""
+    counted: AccountedPod | None = None
+    """What of worker 0's own account is in the buckets."""
+    steps_lost: Count = 0
+    """Steps that were or will be done again."""
+
+
+class AttemptEnd(StatusModel):
+    """How an attempt ended."""
+
+    attempt: Count
+    """The attempt."""
+    cause: Cause
+    """Why it ended."""
+    message: Text = ""
+    """What happened, as a sentence."""
+    worker: Count | None = None
+    """Index of the worker that ended first, if a worker did."""
+    exit_code: int | None = None
+    """Exit code of that worker's trainer."""
+    last_lines: Annotated[str, Field(max_length=8192)] = ""
+    """Last lines that this trainer wrote to its standard error."""
+
+
+class TrainingJobStatus(StatusModel):
+    """What the operator has seen and decided."""
+
+    observed_generation: Count = 0
+    """metadata.generation of the spec that this status answers."""
+    state: Annotated[str, Field(max_length=63)] = ""
+    """One word for people, derived from the conditions. No program should read it."""
+    conditions: Annotated[tuple[ConditionStatus, ...], Field(max_length=MAX_CONDITIONS)] = ()
+    """Aspects of the job's state, each True, False or Unknown."""
+    attempt: Count = 0
+    """Number of the newest attempt. Grows before any pod or process of that attempt exists and never shrinks."""
+    active_attempt: Count = 0
+    """Attempt whose processes may run now: attempt, except while that one is being prepared."""
+    transition: Transition | None = None
+    """The next attempt in preparation, if there is one."""
+    save: SaveStatus | None = None
+    """The save that the workers are asked for now, if there is one."""
+    saves_requested: Count = 0
+    """How many saves the workers were ever asked for; makes identifiers of requests unique."""
+    take_over_attempt: Count | None = None
+    """Attempt that may replace the run's owner record, because its owner is gone or the spec insists."""
+    restarts: Annotated[dict[str, Count], Field(max_length=32)] = Field(default_factory=dict)
+    """Restarts per cause."""
+    restarts_total: Count = 0
+    """Sum of restarts over all causes."""
+    failure_times: Annotated[tuple[datetime, ...], Field(max_length=MAX_FAILURE_TIMES)] = ()
+    """When attempts failed that count against recovery.maxFailures."""
+    no_progress: Count = 0
+    """Failed attempts in a row without a new checkpoint."""
+    end_seen_at: datetime | None = None
+    """When a trainer of the active attempt was first seen to have ended, while it is open which of them ended first."""
+    last_end: AttemptEnd | None = None
+    """How the last attempt that ended did so."""
+    checkpoint: CheckpointStatus = Field(default_factory=CheckpointStatus)
+    """Which checkpoints count."""
+    preemption: PreemptionStatus | None = None
+    """The current or the last preemption."""
+    progress: ProgressStatus | None = None
+    """How far training is."""
+    workers: WorkersStatus = Field(default_factory=WorkersStatus)
+    """How many workers there are."""
+    goodput: Goodput = Field(default_factory=Goodput)
+    """Where the seconds of the job's life went."""
+    start_time: datetime | None = None
+    """When the operator first took up the job."""
+    completion_time: datetime | None = None
+    """When the job succeeded or failed."""

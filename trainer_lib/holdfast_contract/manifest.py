@@ -1,0 +1,127 @@
+"""The checkpoint manifest, references to checkpoints and the run's owner record.
+
+A checkpoint without a manifest does not exist. The manifest is the last thing written into a step's folder and the
+first thing read; its own digest, carried in job status and pins, closes the chain from status to bytes.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import re
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import Final
+
+from holdfast_contract import codec
+
+FORMAT: Final = 1
+HEALTHY_METRIC: Final = "healthy"
+"""A metric of the library's own: 1 or 0 as the program's health predicate says; absent if it has none."""
+FILE_DIGEST: Final = "xxh3-128"
+"""Algorithm of the per-file digests: fast enough to hash at memory speed; guards against rot, not against malice."""
+
+_HEX_128 = re.compile(r"[0-9a-f]{32}")
+
+
+@dataclass(frozen=True, order=True)
+class CheckpointRef:
+    """One committed checkpoint. Ordered by (attempt, step): a later attempt's lineage supersedes an earlier one's.
+
+    ``digest`` is the SHA-256 of the manifest's bytes, in hex.
+    """
+
+    attempt: int
+    step: int
+    digest: str = field(compare=False, default="")
+
+
+@dataclass(frozen=True)
+class Rejection:
+    """A candidate that must not be restored, and why. Written by the library, shown in job status."""
+
+    attempt: int
+    step: int
+    reason: str
+
+
+@dataclass(frozen=True)
+class FileEntry:
+    """One file of a checkpoint: ``path`` relative to the step's folder with forward slashes, ``size`` in bytes."""
+
+    path: str
+    size: int
+    digest: str
+
+    def __post_init__(self) -> None:
+        parts = self.path.split("/")
+        if not self.path or self.path.startswith("/") or any(p in {"", ".", ".."} for p in parts):
+            raise ValueError(f"path: found {self.path!r}, allowed: a relative path without '.' or '..'")
+        if self.size < 0:
+            raise ValueError(f"size: found {self.size}, allowed: 0 or more bytes")
+        if not _HEX_128.fullmatch(self.digest):
+            raise ValueError(f"digest: found {self.digest!r}, allowed: 32 lower-case hex digits ({FILE_DIGEST})")
+
+
+@dataclass(frozen=True)
+class Manifest:
+    """What is in a checkpoint. Written last, by process 0, after every listed file is durable."""
+
+    format: int
+    run: str
+    job_uid: str  # "" without a cluster
+    attempt: int
+    step: int
+    process_count: int
+    device_kind: str
+    tree_digest: str  # of the abstract state: leaf paths, shapes, dtypes
+    parent: str  # digest of the manifest restored from or saved before; "" for the first
+    files: tuple[FileEntry, ...]
+    metrics: dict[str, float] = field(default_factory=dict)
+    versions: dict[str, str] = field(default_factory=dict)
+    pinned: bool = False  # the user asked to keep this step
+    elapsed_seconds: float | None = None
+    """How long process 0 had trained since the run began: the restored checkpoint's value and what came after it by a
+    monotonic clock. Downtime between attempts is not in it. None where an older version wrote the manifest."""
+
+    def __post_init__(self) -> None:
+        if self.format != FORMAT:
+            raise ValueError(f"format: found {self.format}, allowed: {FORMAT}; a newer Holdfast may read it")
+        if self.attempt < 0 or self.step < 0 or self.process_count < 1:
+            raise ValueError(
+                f"attempt, step, process_count: found {self.attempt}, {self.step}, {self.process_count}, "
+                "allowed: 0 or more, 0 or more, 1 or more"
+            )
+        paths = [f.path for f in self.files]
+        if len(set(paths)) != len(paths):
+            raise ValueError("files: a path is listed twice")
+
+
+def is_healthy(metrics: Mapping[str, float]) -> bool:
+    """Whether nothing speaks against counting a checkpoint among the best."""
+    return metrics.get(HEALTHY_METRIC, 1.0) != 0.0
+
+
+def to_bytes(manifest: Manifest) -> bytes:
+    """The exact bytes that are stored: indented for people, keys in field order, with a final newline."""
+    return (json.dumps(codec.to_jsonable(manifest), indent=1, allow_nan=False) + "\n").encode()
+
+
+def from_bytes(data: bytes) -> Manifest:
+    """Read a stored manifest. Raises codec.CodecError with the field that is wrong."""
+    return codec.decode(Manifest, data)
+
+
+def digest_of(data: bytes) -> str:
+    """The digest of a manifest's stored bytes, as carried in CheckpointRef and ``parent``."""
+    return hashlib.sha256(data).hexdigest()
+
+
+@dataclass(frozen=True)
+class Owner:
+    """Who may write into a run's folder: the content of OWNER.json, created exclusively, replaced only by take-over."""
+
+    job_uid: str
+    namespace: str
+    name: str
+    attempt: int

@@ -1,0 +1,209 @@
+"""A run's folder on storage, read only: which attempts and checkpoints it holds and who owns it.
+
+``<path>/<run>/OWNER.json`` and ``<path>/<run>/<attempt>/<step>/HOLDFAST.json``. Standard library only: the agent
+inspects storage with it before any attempt exists, the library chooses what to restore with it. Nothing here writes,
+loads an array or hashes a file; whether a candidate's bytes are right is for the library to verify.
+"""
+
+from __future__ import annotations
+
+import errno
+import os
+import re
+import stat
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Final
+
+from holdfast_contract import codec, manifest
+from holdfast_contract.keys import MANIFEST_FILE, OWNER_FILE
+from holdfast_contract.manifest import CheckpointRef, Manifest, Owner, Rejection
+
+MAX_MANIFEST_BYTES: Final = 256 * 1024 * 1024
+MAX_OWNER_BYTES: Final = 64 * 1024
+# Canonical decimals only: `007`, `+1` or other scripts' digits are names that nobody of us wrote.
+_ATTEMPT_NAME: Final = re.compile(r"[1-9][0-9]{0,17}", re.ASCII)
+_STEP_NAME: Final = re.compile(r"0|[1-9][0-9]{0,17}", re.ASCII)
+
+
+class OwnerRecordError(ValueError):
+    """OWNER.json exists but does not say who owns the run. Nobody may write there until a person has looked."""
+
+    def __init__(self, path: Path, problem: str) -> None:
+        self.path, self.problem = path, problem
+        super().__init__(f"{path}: not a readable owner record: {problem}; restore it, or remove it if no job uses it")
+
+
+class BadManifestError(ValueError):
+    """A manifest that is there but cannot be believed; the reason names the field, what was found, what is allowed."""
+
+
+@dataclass(frozen=True)
+class Found:
+    """A checkpoint folder whose manifest could be read and belongs where it lies."""
+
+    ref: CheckpointRef
+    folder: Path
+    manifest: Manifest
+
+
+@dataclass(frozen=True)
+class Survey:
+    """All that claims to be a checkpoint, newest first by (attempt, step). A folder without a manifest is none."""
+
+    found: tuple[Found, ...]
+    rejected: tuple[Rejection, ...]
+
+
+@dataclass(frozen=True)
+class RunFolder:
+    """The folder of one run (``root`` = ``<path>/<run>``); its last part is the run's name.
+
+    A missing root reads as an empty run. Every method may raise OSError when storage itself does not answer or denies
+    access: that says nothing about any checkpoint.
+    """
+
+    root: Path
+
+    @property
+    def run(self) -> str:
+        """The run's name, as every manifest in it must repeat."""
+        return self.root.name
+
+    @property
+    def owner_file(self) -> Path:
+        """Where the owner record lies."""
+        return self.root / OWNER_FILE
+
+    def attempt_folder(self, attempt: int) -> Path:
+        """The folder that only this attempt writes into."""
+        return self.root / str(attempt)
+
+    def step_folder(self, attempt: int, step: int) -> Path:
+        """The folder of one checkpoint."""
+        return self.attempt_folder(attempt) / str(step)
+
+    def attempts(self) -> tuple[int, ...]:
+        """Attempts that have a folder, ascending. Real directories with canonical numbers only, never links."""
+        return tuple(sorted(number for number, is_link in _numbered(self.root, _ATTEMPT_NAME) if not is_link))
+
+    def highest_attempt(self) -> int:
+        """The highest attempt that has a folder; 0 if there is none."""
+        return max(self.attempts(), default=0)
+
+    def candidates(self, limit: int | None = None) -> tuple[CheckpointRef, ...]:
+        """Checkpoints whose manifest is readable and in its place, newest first, at most ``limit``."""
+        refs: list[CheckpointRef] = []
+        for entry in self.walk():
+            if limit is not None and len(refs) >= limit:
+                break
+            if isinstance(entry, Found):
+                refs.append(entry.ref)
+        return tuple(refs)
+
+    def survey(self) -> Survey:
+        """Every candidate and every folder that must be refused, each newest first."""
+        entries = tuple(self.walk())
+        return Survey(
+            found=tuple(e for e in entries if isinstance(e, Found)),
+            rejected=tuple(e for e in entries if isinstance(e, Rejection)),
+        )
+
+    def walk(self) -> Iterator[Found | Rejection]:
+        """Every candidate or refusal, newest first, reading no more manifests than are asked for."""
+        for attempt in reversed(self.attempts()):
+            steps = sorted(_numbered(self.attempt_folder(attempt), _STEP_NAME), reverse=True)
+            for step, is_link in steps:
+                if is_link:
+                    yield Rejection(
+                        attempt, step, "the step's folder is a symbolic link; found a link, allowed: a folder"
+                    )
+                    continue
+                entry = self.look(attempt, step)
+                if entry is not None:
+                    yield entry
+
+    def look(self, attempt: int, step: int) -> Found | Rejection | None:
+        """What lies at one place: a candidate, a refusal, or None if no manifest is there."""
+        folder = self.step_folder(attempt, step)
+        try:
+            data = read_regular_file(folder / MANIFEST_FILE, MAX_MANIFEST_BYTES)
+            if data is None:
+                return None
+            return self._accept(attempt, step, data)
+        except BadManifestError as error:
+            return Rejection(attempt, step, f"{MANIFEST_FILE}: {error}")
+
+    def _accept(self, attempt: int, step: int, data: bytes) -> Found:
+        try:
+            read = manifest.from_bytes(data)
+        except codec.CodecError as error:
+            raise BadManifestError(f"{len(data)} bytes, not a manifest: {error}") from None
+        claims, place = (read.run, read.attempt, read.step), (self.run, attempt, step)
+        if claims != place:
+            raise BadManifestError(f"run, attempt, step: found {claims}, allowed here: {place}")
+        ref = CheckpointRef(attempt, step, manifest.digest_of(data))
+        return Found(ref, self.step_folder(attempt, step), read)
+
+    def owner(self) -> Owner | None:
+        """The owner record, None if nobody owns the run yet.
+
+        Raises:
+            OwnerRecordError: a record is there and cannot be read as one.
+        """
+        try:
+            data = read_regular_file(self.owner_file, MAX_OWNER_BYTES)
+        except BadManifestError as error:
+            raise OwnerRecordError(self.owner_file, str(error)) from None
+        if data is None:
+            return None
+        try:
+            return codec.decode(Owner, data)
+        except codec.CodecError as error:
+            raise OwnerRecordError(self.owner_file, str(error)) from None
+
+
+def read_regular_file(path: Path, max_bytes: int) -> bytes | None:
+    """All bytes of a regular file; None if it does not exist.
+
+    Raises:
+        BadManifestError: it is a link, a folder or another odd thing, is empty, or exceeds ``max_bytes``.
+        OSError: storage does not answer or denies access.
+    """
+    try:
+        fd = os.open(path, os.O_RDONLY | os.O_NOFOLLOW | os.O_CLOEXEC | os.O_NONBLOCK)
+    except (FileNotFoundError, NotADirectoryError):
+        return None
+    except OSError as error:
+        if error.errno == errno.ELOOP:
+            raise BadManifestError("found a symbolic link, allowed: a regular file") from None
+        raise
+    try:
+        status = os.fstat(fd)
+        if not stat.S_ISREG(status.st_mode):
+            raise BadManifestError("found a folder or device, allowed: a regular file")
+        if not 0 < status.st_size <= max_bytes:
+            raise BadManifestError(f"size: found {status.st_size} bytes, allowed: 1 to {max_bytes}")
+        with os.fdopen(fd, "rb", buffering=0, closefd=False) as file:
+            data = file.readall() or b""
+    finally:
+        os.close(fd)
+    if len(data) != status.st_size:
+        raise BadManifestError(f"size: found {len(data)} of {status.st_size} bytes while reading")
+    return data
+
+
+def _numbered(folder: Path, pattern: re.Pattern[str]) -> Iterator[tuple[int, bool]]:
+    """(number, is a link) of the sub-folders with a canonical number as name; anything else is not ours."""
+    try:
+        with os.scandir(folder) as entries:
+            for entry in entries:
+                if not pattern.fullmatch(entry.name):
+                    continue
+                if entry.is_symlink():
+                    yield int(entry.name), True
+                elif entry.is_dir(follow_symlinks=False):
+                    yield int(entry.name), False
+    except (FileNotFoundError, NotADirectoryError):
+        return
