@@ -1,0 +1,55 @@
+"""Any cluster that can be reached with a kubeconfig: one of localkube's or one that the user already has."""
+
+from __future__ import annotations
+
+import shutil
+import subprocess
+from pathlib import Path
+
+from localkube.binaries import control_plane
+from localkube.kubeconfig import read_endpoint
+
+KUBECTL_SECONDS = 60.0
+
+
+class ClusterAccess:
+    """A cluster, by its kubeconfig."""
+
+    def __init__(self, kubeconfig: Path) -> None:
+        self._kubeconfig = kubeconfig
+
+    @property
+    def kubeconfig(self) -> Path:
+        """The administrator's kubeconfig."""
+        return self._kubeconfig
+
+    @property
+    def server_url(self) -> str:
+        """Where the API server answers."""
+        return read_endpoint(self.kubeconfig).server_url
+
+    @property
+    def ca_pem(self) -> str:
+        """The CA that signed the API server's certificate; empty if the kubeconfig names none."""
+        return read_endpoint(self.kubeconfig).ca_pem
+
+    def kubectl(
+        self, *arguments: str, stdin: str | None = None, check: bool = True
+    ) -> subprocess.CompletedProcess[str]:
+        """Run kubectl as the administrator. Raises CalledProcessError if it fails and `check` is set."""
+        return subprocess.run(
+            [*self.kubectl_command(), *arguments],
+            input=stdin,
+            check=check,
+            capture_output=True,
+            text=True,
+            timeout=KUBECTL_SECONDS,
+        )
+
+    def kubectl_command(self) -> list[str]:
+        """The beginning of a kubectl command line as the administrator, for what runs longer than a call."""
+        return [str(self._kubectl_path()), f"--kubeconfig={self.kubeconfig}"]
+
+    def _kubectl_path(self) -> Path:
+        found = shutil.which("kubectl")
+        return Path(found) if found else control_plane().kubectl

@@ -1,0 +1,255 @@
+"""A Kubernetes control plane of one's own: started in seconds, gone without a trace with whoever started it."""
+
+from __future__ import annotations
+
+import json
+import os
+import secrets
+import subprocess
+import tempfile
+import time
+from collections.abc import Callable, Mapping, Sequence
+from functools import partial
+from pathlib import Path
+from types import TracebackType
+from typing import Self
+
+from localkube import components
+from localkube.access import ClusterAccess
+from localkube.binaries import Binaries, control_plane
+from localkube.certs import Authority
+from localkube.components import APISERVER, CONTROLLER_MANAGER, ETCD, SCHEDULER, ClusterOptions, Layout
+from localkube.control import Control, ProcessState, Program, launch_supervisor
+from localkube.errors import LocalkubeError, StartError, SupervisorError
+from localkube.node.access import GRANTS
+from localkube.nodes import NodeOptions, Nodes
+from localkube.progress import Progress, silent
+from localkube.registry import Entry, claim, find
+from localkube.rest import AdminClient
+
+STEP_SECONDS = 60.0
+"""How long one step of a start may take; a step takes about 3 s on an idle machine."""
+_END_SECONDS = 40.0
+_POLL_SECONDS = 0.02
+_TAIL_BYTES = 4000
+
+
+class Cluster(ClusterAccess):
+    """A control plane, as a context manager or by `start` and `stop`.
+
+    It lives no longer than the process that started it, however that ends, unless `detach` is called.
+    """
+
+    def __init__(
+        self,
+        name: str | None = None,
+        *,
+        state_dir: Path | None = None,
+        options: ClusterOptions | None = None,
+        progress: Progress = silent,
+    ) -> None:
+        """Describe a cluster; nothing is started. `state_dir` must be absent or empty, and is removed at the end."""
+        self.name = name or f"lk-{secrets.token_hex(4)}"
+        self.options = options or ClusterOptions()
+        self._progress = progress
+        self._wanted_state_dir = state_dir
+        self._layout: Layout | None = None
+        self._entry = Entry(self.name)
+        self._supervisor: subprocess.Popen[bytes] | None = None
+
+    @classmethod
+    def attach(cls, name: str) -> Cluster:
+        """Reach a running cluster by its name. Raises ClusterNameError if there is none."""
+        cluster = cls(name)
+        record = find(name).read()
+        if "server_url" not in record:
+            raise LocalkubeError(f"cluster {name!r} is still being started")
+        cluster._layout = Layout(Path(record["state_dir"]), cluster._entry.folder)
+        return cluster
+
+    def __enter__(self) -> Self:
+        self.start()
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self.stop()
+
+    @property
+    def kubeconfig(self) -> Path:
+        """The administrator's kubeconfig (mode 0600), with the certificates in it."""
+        return self.layout.kubeconfig("admin")
+
+    @property
+    def audit_log(self) -> Path:
+        """One JSON object per request: all writes, and reads except the machinery's own."""
+        return self.layout.audit_log
+
+    @property
+    def layout(self) -> Layout:
+        """The cluster's files. Raises LocalkubeError unless it is running."""
+        if self._layout is None:
+            raise LocalkubeError(f"cluster {self.name!r} is not running")
+        return self._layout
+
+    @property
+    def control(self) -> Control:
+        """The supervisor of the cluster's processes."""
+        return Control(self._entry)
+
+    @property
+    def nodes(self) -> Nodes:
+        """The process nodes of this cluster."""
+        return Nodes(self.layout, self.server_url, self.control)
+
+    def start(self) -> None:
+        """Bring the control plane up and wait until pods could be created.
+
+        Raises BinariesError, ClusterNameError, or StartError with the end of the log of what did not come up.
+        """
+        binaries = control_plane(self._progress)
+        self._entry, lock_handle = claim(self.name)
+        try:
+            self._create(lock_handle)
+        finally:
+            os.close(lock_handle)
+        try:
+            self._bring_up(binaries)
+        except BaseException:
+            self.stop()
+            raise
+
+    def stop(self) -> None:
+        """End every process and remove every file; nothing happens if the cluster has ended already."""
+        if self._layout is None:
+            return
+        try:
+            self.control.shutdown()
+        except SupervisorError:
+            # The supervisor was killed or hangs. Its processes die with it; what it leaves is removed here.
+            if self._supervisor is not None:
+                self._supervisor.kill()
+                self._supervisor.wait()
+            self._entry.remove()
+        self._collect_supervisor()
+        self._layout = None
+
+    def detach(self) -> None:
+        """Let the cluster outlive this process; `Cluster.attach(name).stop()` ends it."""
+        self.control.detach()
+
+    def processes(self) -> Mapping[str, ProcessState]:
+        """The cluster's processes by name: `kube-apiserver`, `node-1`, ..."""
+        return self.control.processes()
+
+    def restart_apiserver(self) -> None:
+        """Kill the API server (SIGKILL), start it on the same port and data, and wait until it is ready."""
+        self.control.restart(APISERVER)
+        self._await(APISERVER, lambda: self._admin().answers_ok("/readyz"), process=APISERVER)
+
+    def kill_apiserver(self) -> None:
+        """Kill the API server (SIGKILL) and leave it down; `restart_apiserver` brings it back."""
+        self.control.stop(APISERVER)
+
+    def node_kubeconfig(self, name: str) -> Path:
+        """Write a kubeconfig for the user `system:node:<name>` in the group `system:nodes` and return its path."""
+        return self.nodes.kubeconfig(name)
+
+    def add_node(self, name: str, options: NodeOptions | None = None) -> None:
+        """Start a process node and wait until it is Ready."""
+        self.add_nodes([name], options)
+
+    def add_nodes(self, names: Sequence[str], options: NodeOptions | None = None) -> None:
+        """Start process nodes side by side and wait until all are Ready."""
+        grants = {"apiVersion": "v1", "kind": "List", "items": GRANTS}
+        self.kubectl("apply", "--filename=-", stdin=json.dumps(grants))
+        for name in names:
+            self._progress(f"starting {name}")
+            self.nodes.add(name, options or NodeOptions())
+        for name in names:
+            self._await(f"node {name}", partial(self._node_ready, name), process=name)
+
+    def _create(self, lock_handle: int) -> None:
+        state = self._make_state_dir()
+        self._layout = Layout(state, self._entry.folder)
+        self._entry.write({"name": self.name, "state_dir": str(state), "owner_pid": os.getpid()})
+        try:
+            self._supervisor = launch_supervisor(self._entry, lock_handle, state / "supervisor.log")
+        except BaseException:
+            self._entry.remove()
+            self._layout = None
+            raise
+
+    def _make_state_dir(self) -> Path:
+        wanted = self._wanted_state_dir
+        try:
+            if wanted is None:
+                return Path(tempfile.mkdtemp(prefix=f"localkube-{self.name}-"))
+            wanted.mkdir(mode=0o700, parents=True, exist_ok=True)
+            if any(wanted.iterdir()):
+                raise LocalkubeError(f"state_dir {wanted} is not empty; it would be removed at the end")
+        except BaseException:
+            self._entry.remove()
+            raise
+        wanted.chmod(0o700)
+        return wanted.resolve()
+
+    def _bring_up(self, binaries: Binaries) -> None:
+        layout, control, options = self.layout, self.control, self.options
+        port = control.reserve_port()
+        server_url = f"https://127.0.0.1:{port}"
+        components.prepare(layout, Authority.create("localkube"), server_url)
+        self._launch(ETCD, components.etcd_command(binaries, layout, options))
+        self._await(ETCD, layout.etcd_socket.exists)
+        self._launch(APISERVER, components.apiserver_command(binaries, layout, options, port=port))
+        self._await(APISERVER, lambda: self._admin().answers_ok("/readyz"))
+        self._launch(CONTROLLER_MANAGER, components.controller_manager_command(binaries, layout, options))
+        self._launch(SCHEDULER, components.scheduler_command(binaries, layout, options))
+        account = "/api/v1/namespaces/default/serviceaccounts/default"
+        self._await(CONTROLLER_MANAGER, lambda: self._admin().answers_ok(account))
+        record = {**self._entry.read(), "server_url": server_url, "kubeconfig": str(self.kubeconfig)}
+        self._entry.write(record)
+
+    def _launch(self, name: str, argv: Sequence[str]) -> None:
+        self._progress(f"starting {name}")
+        self.control.start(Program(name, argv, self.layout.logs / f"{name}.log"))
+
+    def _admin(self) -> AdminClient:
+        return AdminClient(self.server_url, self.layout.pki)
+
+    def _node_ready(self, name: str) -> bool:
+        done = self.kubectl("get", "node", name, "-o", "json", check=False)
+        if done.returncode != 0:
+            return False
+        conditions = json.loads(done.stdout).get("status", {}).get("conditions", [])
+        return any(c["type"] == "Ready" and c["status"] == "True" for c in conditions)
+
+    def _await(self, what: str, ready: Callable[[], bool], *, process: str | None = None) -> None:
+        """Wait until `ready`, at most STEP_SECONDS, or until `process` (by default: any) has ended."""
+        deadline = time.monotonic() + STEP_SECONDS
+        while not ready():
+            for name, state in self.processes().items():
+                if state.exit_code is not None and (process is None or name == process):
+                    raise StartError(f"{name} ended with {state.exit_code} while waiting for {what}:{self._tail(name)}")
+            if time.monotonic() > deadline:
+                raise StartError(f"{what} was not ready within {STEP_SECONDS:.0f} s:{self._tail(process or what)}")
+            time.sleep(_POLL_SECONDS)
+
+    def _tail(self, process: str) -> str:
+        path = self.layout.logs / f"{process}.log"
+        if not path.exists():
+            return " it has no log"
+        content = path.read_bytes()[-_TAIL_BYTES:].decode(errors="replace")
+        return f" its log ends:\n{content}"
+
+    def _collect_supervisor(self) -> None:
+        if self._supervisor is None:
+            return
+        if self._supervisor.stdin is not None:
+            self._supervisor.stdin.close()
+        self._supervisor.wait(timeout=_END_SECONDS)
+        self._supervisor = None
+
+    def _kubectl_path(self) -> Path:
+        return control_plane().kubectl

@@ -1,0 +1,1 @@
+"""A Kubernetes node whose pods are process groups of this machine."""

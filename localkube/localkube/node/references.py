@@ -1,0 +1,68 @@
+"""What fieldRef and resourceFieldRef name: facts about a pod and its containers."""
+
+import os
+import re
+from dataclasses import dataclass
+
+from localkube.node import quantity
+from localkube.node.api import Json
+
+_SUBSCRIPT = re.compile(r"^metadata\.(labels|annotations)\['([^']+)'\]$")
+
+
+@dataclass(frozen=True, slots=True)
+class PodFacts:
+    """A pod and the two addresses that the node gives it."""
+
+    pod: Json
+    pod_ip: str
+    host_ip: str
+
+    def field(self, path: str) -> str:
+        """The value of a fieldRef. Raises ValueError for a path that the downward API does not have."""
+        meta, spec = self.pod["metadata"], self.pod["spec"]
+        if match := _SUBSCRIPT.match(path):
+            return str((meta.get(match[1]) or {}).get(match[2], ""))
+        plain = {
+            "metadata.name": meta["name"],
+            "metadata.namespace": meta["namespace"],
+            "metadata.uid": meta["uid"],
+            "spec.nodeName": spec.get("nodeName", ""),
+            "spec.serviceAccountName": spec.get("serviceAccountName", "default"),
+            "status.podIP": self.pod_ip,
+            "status.podIPs": self.pod_ip,
+            "status.hostIP": self.host_ip,
+            "status.hostIPs": self.host_ip,
+        }
+        if path in plain:
+            return str(plain[path])
+        if path in ("metadata.labels", "metadata.annotations"):
+            pairs = sorted((meta.get(path.removeprefix("metadata.")) or {}).items())
+            return "\n".join(f'{key}="{_escaped(value)}"' for key, value in pairs)
+        raise ValueError(f"fieldPath {path!r} is not supported (allowed: {', '.join(plain)}, labels, annotations)")
+
+    def resource(self, reference: Json, container: Json) -> str:
+        """The value of a resourceFieldRef; a missing limit is the machine's whole amount."""
+        kind, _, name = reference["resource"].partition(".")
+        named = reference.get("containerName")
+        if named:
+            all_of_them = self.pod["spec"]["containers"] + (self.pod["spec"].get("initContainers") or [])
+            container = next((entry for entry in all_of_them if entry["name"] == named), container)
+        resources = container.get("resources") or {}
+        value = (resources.get(kind) or {}).get(name)
+        if value is None:
+            value = machine().get(name, "0") if kind == "limits" else "0"
+        return str(quantity.divided(value, reference.get("divisor") or "1"))
+
+
+def machine() -> dict[str, str]:
+    """CPU cores and bytes of memory of this machine."""
+    return {
+        "cpu": str(os.cpu_count() or 1),
+        "memory": str(os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")),
+        "ephemeral-storage": str(os.statvfs("/").f_blocks * os.statvfs("/").f_frsize),
+    }
+
+
+def _escaped(text: str) -> str:
+    return text.replace("\\", "\\\\").replace('"', '\\"').replace("\n", "\\n")

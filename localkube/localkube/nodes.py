@@ -1,0 +1,84 @@
+"""Process nodes of a cluster: each one a process of `localkube.node`, whose pods are processes below it."""
+
+from __future__ import annotations
+
+import shutil
+import signal
+import sys
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+
+from localkube.certs import Authority
+from localkube.components import Layout
+from localkube.control import Control, ProcessState, Program
+from localkube.errors import SupervisorError
+from localkube.kubeconfig import write_kubeconfig
+
+_STOP_GRACE_SECONDS = 10.0
+
+
+@dataclass(frozen=True)
+class NodeOptions:
+    """What a user may choose about a node."""
+
+    labels: Mapping[str, str] = field(default_factory=dict)
+    arguments: Sequence[str] = ()
+    """Further arguments of `python -m localkube.node`."""
+    environment: Mapping[str, str] = field(default_factory=dict)
+    """Added to the node's own environment, which pods do not see."""
+
+
+class Nodes:
+    """Starts and ends nodes. Methods raise SupervisorError if the cluster is gone or a name is wrong."""
+
+    def __init__(self, layout: Layout, server_url: str, control: Control) -> None:
+        self._layout = layout
+        self._server_url = server_url
+        self._control = control
+
+    def kubeconfig(self, name: str) -> Path:
+        """Write the node's kubeconfig (client certificate for `system:node:<name>`) and return its path."""
+        authority = Authority.load(self._layout.pki)
+        folder = self._layout.nodes / name
+        folder.mkdir(mode=0o700, exist_ok=True)
+        identity = authority.client(f"system:node:{name}", ["system:nodes"])
+        return write_kubeconfig(folder / "kubeconfig", self._server_url, authority.pem, identity)
+
+    def add(self, name: str, options: NodeOptions) -> int:
+        """Start a node's process, without waiting for it to be Ready; returns its id."""
+        labels = [part for key, value in options.labels.items() for part in ("--label", f"{key}={value}")]
+        argv = [sys.executable, "-m", "localkube.node", "--kubeconfig", str(self.kubeconfig(name)), "--name", name]
+        program = Program(
+            name=name,
+            argv=[*argv, "--state-dir", str(self._layout.nodes / name / "state"), *labels, *options.arguments],
+            log=self._layout.logs / f"{name}.log",
+            role="node",
+            environment=options.environment,
+        )
+        return self._control.start(program)
+
+    def kill(self, name: str) -> None:
+        """Node death: SIGKILL to the node and all that runs on it. Its Node object stays, its Lease goes stale."""
+        self._check_node(name)
+        self._control.stop(name, signal_number=signal.SIGKILL)
+
+    def stop(self, name: str) -> None:
+        """Ask the node's process to end, then remove its files. Its Node object stays."""
+        self._check_node(name)
+        self._control.stop(name, signal_number=signal.SIGTERM, grace_seconds=_STOP_GRACE_SECONDS)
+        shutil.rmtree(self._layout.nodes / name, ignore_errors=True)
+
+    def restart(self, name: str) -> None:
+        """Power-cycle: kill the node and all that runs on it, and start it again."""
+        self._check_node(name)
+        self._control.restart(name)
+
+    def processes(self) -> dict[str, ProcessState]:
+        """The nodes' processes by node name, those that have ended included."""
+        return {name: state for name, state in self._control.processes().items() if state.role == "node"}
+
+    def _check_node(self, name: str) -> None:
+        nodes = self.processes()
+        if name not in nodes:
+            raise SupervisorError(f"no process node named {name!r} (there are: {', '.join(nodes) or 'none'})")

@@ -1,0 +1,164 @@
+"""The supervisor's children: started so that they cannot outlive it, ended together with all that they started."""
+
+from __future__ import annotations
+
+import ctypes
+import os
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+
+import psutil
+
+_POLL_SECONDS = 0.01
+_KILL_SECONDS = 10.0
+
+_LINUX = sys.platform == "linux"
+_PR_SET_PDEATHSIG = 1
+_PR_SET_CHILD_SUBREAPER = 36
+_LIBC = ctypes.CDLL(None, use_errno=True) if _LINUX else None
+
+
+@dataclass(frozen=True)
+class Launch:
+    """How a process is started, and started again."""
+
+    argv: Sequence[str]
+    log: Path
+    role: str
+    """`component` or `node`."""
+    environment: Mapping[str, str] = field(default_factory=dict)
+    """Added to the supervisor's own."""
+
+
+@dataclass
+class Child:
+    """A process that was started; `exit_code` is None while it runs, negative if a signal ended it."""
+
+    launch: Launch
+    process: subprocess.Popen[bytes]
+    exit_code: int | None = None
+
+    @property
+    def pid(self) -> int:
+        """Process id, also the id of its session and group."""
+        return self.process.pid
+
+
+def become_subreaper() -> None:
+    """From now on, orphans of this process's descendants become its own children and can be ended."""
+    if _LIBC is not None:
+        _LIBC.prctl(_PR_SET_CHILD_SUBREAPER, 1, 0, 0, 0)
+
+
+class ProcessTable:
+    """Children by name. For one thread only: a child's death signal is tied to the thread that started it."""
+
+    def __init__(self) -> None:
+        self.children: dict[str, Child] = {}
+
+    def start(self, name: str, launch: Launch) -> Child:
+        """Start a process under a name that is free or whose process has ended.
+
+        Raises ValueError if the name is in use, OSError if the program cannot be run.
+        """
+        known = self.children.get(name)
+        if known is not None and known.exit_code is None:
+            raise ValueError(f"{name} is running already, as process {known.pid}")
+        with launch.log.open("ab") as log:
+            process = subprocess.Popen(
+                list(launch.argv),
+                stdin=subprocess.DEVNULL,
+                stdout=log,
+                stderr=subprocess.STDOUT,
+                env={**os.environ, **launch.environment},
+                start_new_session=True,
+                preexec_fn=_tie_to_parent(os.getpid()),  # noqa: PLW1509 - the supervisor has one thread
+            )
+        child = Child(launch, process)
+        self.children[name] = child
+        return child
+
+    def stop(self, name: str, *, signal_number: int, grace_seconds: float) -> Child:
+        """Signal a process group, wait, then kill what is left of it. Raises KeyError for an unknown name."""
+        child = self.children[name]
+        self._signal_group(child, signal_number)
+        if not self._await_exit([child], grace_seconds):
+            self._signal_group(child, signal.SIGKILL)
+            self._await_exit([child], _KILL_SECONDS)
+        self.end_strays()
+        return child
+
+    def stop_all(self, *, node_grace_seconds: float) -> None:
+        """End everything: nodes are asked first, the rest is killed, for its data is thrown away anyway."""
+        nodes = [child for child in self.children.values() if child.launch.role == "node"]
+        for node in nodes:
+            self._signal_group(node, signal.SIGTERM)
+        self._await_exit(nodes, node_grace_seconds)
+        everyone = list(self.children.values())
+        for child in everyone:
+            self._signal_group(child, signal.SIGKILL)
+        self._await_exit(everyone, _KILL_SECONDS)
+        self.end_strays()
+
+    def reap(self) -> None:
+        """Collect every child that has ended, strangers included."""
+        by_pid = {child.pid: child for child in self.children.values()}
+        while True:
+            try:
+                pid, status = os.waitpid(-1, os.WNOHANG)
+            except ChildProcessError:
+                return
+            if pid == 0:
+                return
+            child = by_pid.get(pid)
+            if child is not None:
+                child.exit_code = os.waitstatus_to_exitcode(status)
+                child.process.returncode = child.exit_code
+
+    def end_strays(self) -> None:
+        """Kill children that we did not start: what a dead node's pods left behind, and its children in turn."""
+        deadline = time.monotonic() + _KILL_SECONDS
+        while time.monotonic() < deadline:
+            self.reap()
+            own = {child.pid for child in self.children.values() if child.exit_code is None}
+            strays = [process for process in psutil.Process().children() if process.pid not in own]
+            if not strays:
+                return
+            for stray in strays:
+                # Safe from reuse of the number: a dead child keeps it until reap() has collected it.
+                os.kill(stray.pid, signal.SIGKILL)
+            time.sleep(_POLL_SECONDS)
+
+    def _await_exit(self, children: Sequence[Child], limit_seconds: float) -> bool:
+        deadline = time.monotonic() + limit_seconds
+        while True:
+            self.reap()
+            if all(child.exit_code is not None for child in children):
+                return True
+            if time.monotonic() > deadline:
+                return False
+            time.sleep(_POLL_SECONDS)
+
+    def _signal_group(self, child: Child, signal_number: int) -> None:
+        self.reap()
+        if child.exit_code is None:
+            os.killpg(child.pid, signal_number)
+
+
+def _tie_to_parent(parent: int) -> Callable[[], None]:
+    """Runs in the child before the program: it dies with the supervisor and inherits its own orphans."""
+
+    def tie() -> None:
+        if _LIBC is None:
+            return
+        _LIBC.prctl(_PR_SET_PDEATHSIG, signal.SIGKILL, 0, 0, 0)
+        _LIBC.prctl(_PR_SET_CHILD_SUBREAPER, 1, 0, 0, 0)
+        if os.getppid() != parent:
+            os._exit(1)
+
+    return tie

@@ -1,0 +1,23 @@
+"""Progress for people who wait: one line per event, with the seconds since the start."""
+
+from __future__ import annotations
+
+import sys
+import time
+from collections.abc import Callable
+
+Progress = Callable[[str], None]
+
+
+def silent(_message: str) -> None:
+    """Report nothing."""
+
+
+def to_stderr() -> Progress:
+    """Return a reporter that writes each message to stderr behind the elapsed time."""
+    started = time.monotonic()
+
+    def report(message: str) -> None:
+        print(f"[{time.monotonic() - started:5.0f} s] {message}", file=sys.stderr, flush=True)
+
+    return report

@@ -1,0 +1,82 @@
+"""Fixtures for tests on a real API server: one control plane per run, one namespace per test.
+
+Use with `pytest_plugins = ["localkube.pytest_plugin"]` in the top conftest.py.
+"""
+
+from __future__ import annotations
+
+import os
+import secrets
+import time
+from collections.abc import Iterator
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import pytest
+
+from localkube.access import ClusterAccess
+from localkube.progress import to_stderr
+
+if TYPE_CHECKING:
+    from kubernetes.client import CoreV1Api
+
+    from localkube.cluster import Cluster
+
+KUBECONFIG_VARIABLE = "HOLDFAST_TEST_KUBECONFIG"
+_ACCOUNT_SECONDS = 30.0
+_POLL_SECONDS = 0.02
+
+
+@pytest.fixture(scope="session")
+def cluster() -> Iterator[ClusterAccess]:
+    """The run's cluster: localkube's own, or the one that HOLDFAST_TEST_KUBECONFIG names."""
+    given = os.environ.get(KUBECONFIG_VARIABLE)
+    if given:
+        path = Path(given)
+        if not path.is_file():
+            pytest.fail(f"{KUBECONFIG_VARIABLE}={given}: no such file")
+        yield ClusterAccess(path)
+        return
+    from localkube.cluster import Cluster
+
+    with Cluster(progress=to_stderr()) as own:
+        yield own
+
+
+@pytest.fixture(scope="session")
+def local_cluster(cluster: ClusterAccess) -> Cluster:
+    """The run's cluster for tests that need its audit log, its nodes or its faults; skipped on a cluster of others."""
+    from localkube.cluster import Cluster
+
+    if not isinstance(cluster, Cluster):
+        pytest.skip(f"needs localkube's own cluster, and {KUBECONFIG_VARIABLE} is set")
+    return cluster
+
+
+@pytest.fixture(scope="session")
+def core_api(cluster: ClusterAccess) -> CoreV1Api:
+    """The core API as the administrator."""
+    from kubernetes import client, config
+
+    return client.CoreV1Api(config.new_client_from_config(str(cluster.kubeconfig)))
+
+
+@pytest.fixture
+def namespace(core_api: CoreV1Api) -> Iterator[str]:
+    """A namespace of the test's own in which pods can be created at once; deleted afterwards, without waiting."""
+    name = f"test-{secrets.token_hex(4)}"
+    core_api.create_namespace({"metadata": {"name": name, "labels": {"holdfast.dev/test": "true"}}})
+    try:
+        _await_account(core_api, name)
+        yield name
+    finally:
+        core_api.delete_namespace(name)
+
+
+def _await_account(core_api: CoreV1Api, namespace: str) -> None:
+    """Without its default ServiceAccount a namespace refuses pods."""
+    deadline = time.monotonic() + _ACCOUNT_SECONDS
+    while not core_api.list_namespaced_service_account(namespace, field_selector="metadata.name=default").items:
+        if time.monotonic() > deadline:
+            pytest.fail(f"namespace {namespace} got no default ServiceAccount within {_ACCOUNT_SECONDS:.0f} s")
+        time.sleep(_POLL_SECONDS)

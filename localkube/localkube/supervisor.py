@@ -1,0 +1,169 @@
+"""The process that owns a cluster's processes: when whoever asked for the cluster is gone, it ends and removes it all.
+
+Run as `python -m localkube.supervisor NAME LOCK_HANDLE OWNER_PID`. It ends the cluster when its standard input closes
+or the owner's process ends (unless it was told to detach), on SIGTERM, or on request. It is a single thread on purpose.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import selectors
+import signal
+import socket
+import sys
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+from localkube.processes import Launch, ProcessTable, become_subreaper
+from localkube.registry import Entry
+
+# Enough for a node to leave in order; its pods' work is thrown away with the cluster.
+NODE_GRACE_SECONDS = 1.0
+_REQUEST_SECONDS = 5.0
+_REQUEST_BYTES = 1 << 20
+_BACKLOG = 16
+
+
+class Supervisor:
+    """Serves requests, one JSON object per connection, until the cluster is to end."""
+
+    def __init__(self, entry: Entry) -> None:
+        self._entry = entry
+        self._table = ProcessTable()
+        self._ports: list[socket.socket] = []
+        self._detached = False
+        self._ending = False
+        self._selector = selectors.DefaultSelector()
+        self._operations: dict[str, Callable[[dict[str, Any]], dict[str, Any]]] = {
+            "list": self._list,
+            "reserve_port": self._reserve_port,
+            "start": self._start,
+            "restart": self._restart,
+            "stop": self._stop,
+            "detach": self._detach,
+            "shutdown": self._shutdown,
+        }
+
+    def run(self, owner: int) -> None:
+        """Serve until the end, then stop every process and remove every file of the cluster."""
+        try:
+            self._watch_signals()
+            self._watch_owner(owner)
+            listener = self._listen()
+            while not self._ending:
+                for key, _ in self._selector.select():
+                    key.data(key.fileobj)
+            listener.close()
+        finally:
+            self._table.stop_all(node_grace_seconds=NODE_GRACE_SECONDS)
+            self._entry.remove()
+
+    def _listen(self) -> socket.socket:
+        listener = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
+        # Clients wait for the path, so it must accept connections from the moment it appears.
+        scratch = self._entry.socket.with_name(".c")
+        listener.bind(str(scratch))
+        listener.listen(_BACKLOG)
+        scratch.rename(self._entry.socket)
+        self._selector.register(listener, selectors.EVENT_READ, self._accept)
+        return listener
+
+    def _watch_signals(self) -> None:
+        receiver, sender = socket.socketpair()
+        receiver.setblocking(False)
+        sender.setblocking(False)
+        signal.set_wakeup_fd(sender.fileno())
+        self._wakeup = sender
+        for number in (signal.SIGCHLD, signal.SIGTERM, signal.SIGINT, signal.SIGHUP):
+            signal.signal(number, lambda *_: None)
+        self._selector.register(receiver, selectors.EVENT_READ, self._on_signal)
+
+    def _on_signal(self, receiver: socket.socket) -> None:
+        numbers = set(receiver.recv(4096))
+        if numbers - {signal.SIGCHLD}:
+            self._ending = True
+        else:
+            self._table.end_strays()
+
+    def _watch_owner(self, owner: int) -> None:
+        """Two signs, since a forked copy of the owner may hold the pipe open, and not every system has the other."""
+        self._selector.register(sys.stdin, selectors.EVENT_READ, self._on_owner_gone)
+        if hasattr(os, "pidfd_open"):
+            handle = os.pidfd_open(owner)
+            self._selector.register(handle, selectors.EVENT_READ, self._on_owner_gone)
+        if os.getppid() != owner:
+            self._ending = True
+
+    def _on_owner_gone(self, source: Any) -> None:
+        self._selector.unregister(source)
+        if not self._detached:
+            self._ending = True
+
+    def _accept(self, listener: socket.socket) -> None:
+        connection, _ = listener.accept()
+        with connection:
+            connection.settimeout(_REQUEST_SECONDS)
+            try:
+                connection.sendall(json.dumps(self._answer(connection)).encode() + b"\n")
+            except OSError as error:
+                print(f"a client did not finish its request: {error}", file=sys.stderr, flush=True)
+
+    def _answer(self, connection: socket.socket) -> dict[str, Any]:
+        try:
+            with connection.makefile("rb") as stream:
+                request = json.loads(stream.readline(_REQUEST_BYTES))
+            return self._operations[request["operation"]](request)
+        except (KeyError, ValueError, TypeError, OSError) as error:
+            return {"error": f"{type(error).__name__}: {error}"}
+
+    def _list(self, _request: dict[str, Any]) -> dict[str, Any]:
+        self._table.reap()
+        described = {
+            name: {"pid": child.pid, "role": child.launch.role, "exit_code": child.exit_code}
+            for name, child in self._table.children.items()
+        }
+        return {"pid": os.getpid(), "processes": described}
+
+    def _reserve_port(self, _request: dict[str, Any]) -> dict[str, Any]:
+        """Keep a loopback port bound, not listening: only a program of this user that shares ports can serve on it."""
+        reserved = socket.socket(socket.AF_INET, socket.SOCK_STREAM)
+        reserved.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEPORT, 1)
+        reserved.bind(("127.0.0.1", 0))
+        self._ports.append(reserved)
+        return {"port": reserved.getsockname()[1]}
+
+    def _start(self, request: dict[str, Any]) -> dict[str, Any]:
+        launch = Launch(request["argv"], Path(request["log"]), request["role"], request.get("environment", {}))
+        return {"pid": self._table.start(request["name"], launch).pid}
+
+    def _restart(self, request: dict[str, Any]) -> dict[str, Any]:
+        child = self._table.stop(request["name"], signal_number=signal.SIGKILL, grace_seconds=NODE_GRACE_SECONDS)
+        return {"pid": self._table.start(request["name"], child.launch).pid}
+
+    def _stop(self, request: dict[str, Any]) -> dict[str, Any]:
+        child = self._table.stop(
+            request["name"], signal_number=request["signal"], grace_seconds=request["grace_seconds"]
+        )
+        return {"exit_code": child.exit_code}
+
+    def _detach(self, _request: dict[str, Any]) -> dict[str, Any]:
+        self._detached = True
+        return {}
+
+    def _shutdown(self, _request: dict[str, Any]) -> dict[str, Any]:
+        self._ending = True
+        return {}
+
+
+def main(arguments: list[str]) -> None:
+    """Run the supervisor of one cluster."""
+    name, _lock_handle, owner = arguments
+    become_subreaper()
+    # The lock's handle was inherited and stays open, locked, for as long as this process lives.
+    Supervisor(Entry(name)).run(int(owner))
+
+
+if __name__ == "__main__":
+    main(sys.argv[1:])
