@@ -1,0 +1,86 @@
+"""The one file that touches private parts of JAX. Each use says why, and the version is checked first."""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Iterable, Sequence
+from typing import Any, Final, Protocol, cast
+
+SUPPORTED: Final = ((0, 10, 2), (0, 11, 0))
+"""Versions of JAX whose internals were checked: from the first, below the second."""
+
+log = logging.getLogger("holdfast")
+
+
+class CoordinationClient(Protocol):
+    """The part of jaxlib's coordination service client that is used here.
+
+    Calls raise ``jax.errors.JaxRuntimeError`` whose text begins with the status name (``ALREADY_EXISTS``,
+    ``NOT_FOUND``, ``DEADLINE_EXCEEDED`` ...).
+    """
+
+    def key_value_set(self, key: str, value: str) -> None: ...
+    def key_value_try_get(self, key: str) -> str: ...
+    def key_value_dir_get(self, key: str) -> Iterable[tuple[str, str]]: ...
+    def key_value_delete(self, key: str) -> None: ...
+    def blocking_key_value_get(self, key: str, timeout_in_ms: int) -> str: ...
+    def wait_at_barrier(self, barrier_id: str, timeout_in_ms: int) -> None: ...
+
+
+def check_version() -> None:
+    """Raises ImportError unless the JAX that is installed is one whose internals were checked."""
+    import jax
+
+    first, below = SUPPORTED
+    if not first <= jax.__version_info__ < below:
+        allowed = f">={'.'.join(map(str, first))},<{'.'.join(map(str, below))}"
+        raise ImportError(f"jax: found {jax.__version__}, allowed: {allowed}")
+
+
+def coordination_client() -> CoordinationClient | None:
+    """The client of this process's distributed runtime; None before ``jax.distributed.initialize`` or without it.
+
+    Private because JAX publishes no key-value store, only what it builds on it.
+    """
+    check_version()
+    from jax._src import distributed
+
+    return cast("CoordinationClient | None", distributed.global_state.client)
+
+
+def place_in_world() -> tuple[int, int]:
+    """(index of this process, number of processes), without starting a backend as ``jax.process_index`` would."""
+    check_version()
+    from jax._src import distributed
+
+    return distributed.global_state.process_id, distributed.global_state.num_processes
+
+
+def write_own_compile_cache(minimum_seconds: float) -> None:
+    """Let every process write entries to its own compilation cache folder; JAX lets only process 0 write.
+
+    JAX assumes one folder shared by all. Ours are one per rank, and on CPU ranks do not even share keys, so every
+    rank but the first would compile everything again after each restart. Programs that take less than
+    ``minimum_seconds`` to compile are left out.
+    """
+    check_version()
+    from jax._src import compilation_cache, compiler
+
+    def write(
+        cache_key: str,
+        compile_time_secs: float,
+        module_name: str,
+        backend: object,
+        executable: object,
+        host_callbacks: Sequence[object],
+    ) -> None:
+        if host_callbacks or compile_time_secs < minimum_seconds:
+            return
+        try:
+            compilation_cache.put_executable_and_time(
+                cache_key, module_name, cast("Any", executable), cast("Any", backend), int(compile_time_secs)
+            )
+        except Exception as error:  # a cache that cannot be written must not end training
+            log.warning("the compiled program %s was not cached: %r", module_name, error)
+
+    compiler._cache_write = write  # noqa: SLF001  the version was checked

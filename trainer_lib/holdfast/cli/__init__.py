@@ -1,0 +1,43 @@
+"""The command line: ``holdfast checkpoints ls|verify|diff|seal|rm PATH``.
+
+Exit codes: 0 fine; 1 something is damaged, differs or was refused; 2 wrong usage, or nothing is there; 84 storage does
+not answer, or denies access.
+"""
+
+from __future__ import annotations
+
+import argparse
+import os
+import sys
+from collections.abc import Sequence
+from typing import Final
+
+from holdfast.cli import checkpoints
+from holdfast.errors import HoldfastError
+from holdfast_contract.exits import ExitCode
+
+USAGE: Final = 2
+
+
+def main(arguments: Sequence[str] | None = None) -> int:
+    """Run one command; returns its exit code."""
+    parser = argparse.ArgumentParser(prog="holdfast", description="Checkpoints that a training run can rely on.")
+    groups = parser.add_subparsers(dest="group", required=True, metavar="checkpoints")
+    checkpoints.add_to(groups)
+    parsed = parser.parse_args(arguments)
+    try:
+        return int(parsed.command(parsed))
+    except BrokenPipeError:  # the reader, head for one, has seen enough
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        return 0
+    except (FileNotFoundError, NotADirectoryError, ValueError) as error:
+        return _said(error, USAGE)
+    except HoldfastError as error:
+        return _said(error, int(error.exit_code))
+    except OSError as error:
+        return _said(error, int(ExitCode.STORAGE))
+
+
+def _said(error: Exception, code: int) -> int:
+    print(f"holdfast: {error}", file=sys.stderr)
+    return code

@@ -1,0 +1,106 @@
+"""``holdfast checkpoints rm``: remove steps of Holdfast's own, as safely as retention does."""
+
+from __future__ import annotations
+
+import argparse
+import os
+from pathlib import Path
+from typing import Any, Final
+
+from holdfast import catalog
+from holdfast.cli.output import print_json
+from holdfast.store import fs
+from holdfast_contract.keys import MANIFEST_FILE, PARTIAL_FILE
+from holdfast_contract.runfolder import Found, RunFolder
+
+ALWAYS_KEPT: Final = 2
+"""So many of a run's newest valid checkpoints are only removed with --force."""
+_DESCRIPTION: Final = """\
+Remove steps' folders: each is renamed first, so that no reader meets half of it.
+
+Refused: the newest two valid checkpoints of a run, those that the program asked to keep, and folders without a manifest,
+which may be a save in progress. --force removes these too, and with them perhaps what a running job would go back to;
+make sure that no job uses the run. What Holdfast did not write is never removed, --force or not: remove the steps of an
+Orbax manager with that manager.
+"""
+
+
+class Refused(Exception):
+    """Why a folder is left alone."""
+
+
+def add_to(commands: Any, output: argparse.ArgumentParser) -> None:
+    """Add the command to the group's parsers."""
+    parser = commands.add_parser(
+        "rm",
+        parents=[output],
+        help="remove steps",
+        description=_DESCRIPTION,
+        formatter_class=argparse.RawDescriptionHelpFormatter,
+    )
+    parser.add_argument("folders", metavar="STEP_FOLDER", nargs="+")
+    parser.add_argument("--force", action="store_true", help="also what is refused for safety; see above")
+    parser.add_argument("--dry-run", action="store_true", help="say what would happen, remove nothing")
+    parser.set_defaults(command=_remove)
+
+
+def _remove(arguments: argparse.Namespace) -> int:
+    removed, refused = [], []
+    for name in arguments.folders:
+        folder = Path(os.path.abspath(name))
+        try:
+            require_removable(folder, force=arguments.force)
+        except Refused as reason:
+            refused.append({"folder": folder, "reason": str(reason)})
+            continue
+        if not arguments.dry_run:
+            fs.discard_folder(folder)
+        removed.append(folder)
+    if arguments.json:
+        print_json({"removed": removed, "refused": refused, "dry_run": arguments.dry_run})
+    else:
+        for folder in removed:
+            print(f"{'would remove' if arguments.dry_run else 'removed'} {folder}")
+        for entry in refused:
+            print(f"refused {entry['folder']}: {entry['reason']}")
+    return 1 if refused else 0
+
+
+def require_removable(folder: Path, *, force: bool) -> None:
+    """Raises Refused with the reason, FileNotFoundError if nothing is there, or OSError."""
+    if not os.path.lexists(folder):
+        raise FileNotFoundError(f"{folder}: no such folder")
+    run = RunFolder(folder.parent.parent)
+    if not _is_ours(run, folder):
+        raise Refused("Holdfast did not write it")
+    if force:
+        return
+    entry = run.look(int(folder.parent.name), int(folder.name))
+    if entry is None:
+        raise Refused("it has no manifest and may be a save in progress (--force if no job uses the run)")
+    if isinstance(entry, Found):
+        if entry.manifest.pinned:
+            raise Refused("the program asked to keep it (--force)")
+        _require_two_newer(run, entry)
+
+
+def _is_ours(run: RunFolder, folder: Path) -> bool:
+    """A step's real folder below a real attempt of a run that somebody owns, with one of our files in it."""
+    real = not folder.is_symlink() and folder.is_dir() and not folder.parent.is_symlink()
+    named = all(name.isdecimal() and str(int(name)) == name for name in (folder.name, folder.parent.name))
+    marked = any(os.path.lexists(folder / name) for name in (MANIFEST_FILE, PARTIAL_FILE))
+    return real and named and marked and os.path.lexists(run.owner_file)
+
+
+def _require_two_newer(run: RunFolder, entry: Found) -> None:
+    """Every byte of what would remain is read: a damaged checkpoint must not stand in for a valid one."""
+    place = catalog.Place(run)
+    if not place.check(entry, deep=True).valid:
+        return
+    newer = 0
+    for other in place.entries():
+        if isinstance(other, Found) and other.ref > entry.ref and place.check(other, deep=True).valid:
+            newer += 1
+            if newer >= ALWAYS_KEPT:
+                return
+    raise Refused(f"it is one of the newest {ALWAYS_KEPT} valid checkpoints of its run (--force)")

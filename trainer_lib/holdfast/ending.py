@@ -1,0 +1,149 @@
+"""How a process ends: with a code that says why, soon, and with everything told that is known.
+
+A rank that fails must not take the normal way out: at exit JAX waits for the other ranks, which wait for this one in a
+collective. So it says what happened and leaves at once.
+"""
+
+from __future__ import annotations
+
+import logging
+import os
+import re
+import sys
+import traceback
+from typing import Final, NoReturn
+
+from holdfast.errors import NoValidCheckpoint, PeerLost, StorageError
+from holdfast.parts import Journal, Parts
+from holdfast.saves import raise_failure
+from holdfast_contract.exits import ExitCode
+from holdfast_contract.reasons import Bucket
+
+_INTERRUPTED: Final = 128 + 2
+_PEER_TEXTS: Final = re.compile(
+    r"gloo|nccl|connection (closed|reset|refused)|socket closed|broken pipe|UNAVAILABLE|coordination|heartbeat"
+    r"|another task|leader task|DEADLINE_EXCEEDED|barrier",
+    re.IGNORECASE,
+)
+"""What JAX's errors say when the reason is another process; they have no type of their own."""
+
+END_SECONDS: Final = 60.0
+"""How long the ranks wait for each other at the end of training."""
+EXIT_SECONDS: Final = 5.0
+"""The same when the program calls ``sys.exit`` or is interrupted, which other ranks may not do."""
+ERROR_SAVE_SECONDS: Final = 30.0
+"""How long a save in flight may still take when this rank's program has failed."""
+
+log = logging.getLogger("holdfast")
+
+
+def exit_code_of(error: BaseException) -> int:
+    """The code of a process that ends by this exception."""
+    if isinstance(error, SystemExit):
+        if error.code is None:
+            return 0
+        return error.code if isinstance(error.code, int) else 1
+    if isinstance(error, KeyboardInterrupt):
+        return _INTERRUPTED
+    code = getattr(error, "exit_code", None)
+    if isinstance(code, ExitCode):
+        return int(code)
+    return int(ExitCode.PEER_LOST) if follows_from_a_peer(error) else 1
+
+
+def follows_from_a_peer(error: BaseException) -> bool:
+    """Whether another process's end is what made this one fail."""
+    if getattr(error, "exit_code", None) is ExitCode.PEER_LOST:
+        return True
+    jaxlib = any(cls.__name__ in {"JaxRuntimeError", "XlaRuntimeError"} for cls in type(error).__mro__)
+    return jaxlib and _PEER_TEXTS.search(str(error)) is not None
+
+
+def leave_at_once(error: BaseException, code: int) -> NoReturn:
+    """Print what happened and end the process without the usual clean-up, which would wait for other processes."""
+    if not isinstance(error, SystemExit):
+        traceback.print_exception(error)
+    elif error.code is not None and not isinstance(error.code, int):
+        print(error.code, file=sys.stderr)
+    log.info("this process ends with code %d", code)
+    logging.shutdown()
+    for stream in (sys.stdout, sys.stderr):
+        try:
+            stream.flush()
+        except (OSError, ValueError):
+            continue
+    os._exit(code)
+
+
+def end_together(parts: Parts, *, stopped: bool) -> None:
+    """The loop is over on all ranks: wait for what is being saved, answer what was asked, wait for each other.
+
+    Raises:
+        SaveError: the last save failed, unless training was ``stopped``, whose outcome says so.
+        PeerLost: another rank did not come.
+    """
+    entered = parts.agreement.gate.entered
+    with parts.journal.accountant.within(Bucket.SAVE_STALL):
+        parts.journal.steps.wait(entered)
+        parts.saves.wait()
+        newest = parts.journal.status.newest
+        if newest is not None and newest.step >= entered:
+            parts.desk.close(newest, "")
+        else:
+            parts.desk.close(None, f"training ended at step {entered} without it")
+        if not stopped:
+            raise_failure(parts.saves.last)
+        _tell(parts.journal)
+        try:
+            parts.coordination.barrier("session/end", END_SECONDS)
+        except TimeoutError as error:
+            raise PeerLost(f"all processes to end training ({error})", limit_seconds=END_SECONDS) from None
+    parts.store.ended_in_order()
+
+
+def end_by(error: BaseException, journal: Journal, parts: Parts | None) -> None:
+    """This rank's program has failed, was told to exit, or lost a peer. Ends the process if others are affected.
+
+    Returns where the usual way out is open: nobody watches, or all ranks leave by ``sys.exit``.
+    """
+    if isinstance(error, NoValidCheckpoint):
+        journal.status.restored(None, error.rejected)
+    if isinstance(error, StorageError):
+        journal.status.storage_failed(str(error))
+    lost = follows_from_a_peer(error)
+    if parts is not None and not lost:
+        _let_save_finish(parts)
+    _tell(journal)
+    if journal.crowded and (lost or not _leaves_together(error, parts)):
+        if parts is not None:
+            parts.peers.say_goodbye(error)
+        leave_at_once(error, exit_code_of(error))
+    if parts is not None:
+        parts.close()
+
+
+def follow(error: PeerLost, journal: Journal) -> NoReturn:
+    """Another rank has left and the main thread has not noticed: it waits for it in a collective."""
+    _tell(journal)
+    leave_at_once(error, int(ExitCode.PEER_LOST))
+
+
+def _let_save_finish(parts: Parts) -> None:
+    last = parts.saves.last
+    if last is not None and not last.wait(ERROR_SAVE_SECONDS):
+        log.error("the save of step %d was not committed within %g s", last.step, ERROR_SAVE_SECONDS)
+
+
+def _leaves_together(error: BaseException, parts: Parts | None) -> bool:
+    if parts is None or not isinstance(error, SystemExit):
+        return False
+    try:
+        parts.coordination.barrier("session/exit", EXIT_SECONDS)
+    except (TimeoutError, PeerLost):
+        return False
+    return True
+
+
+def _tell(journal: Journal) -> None:
+    if not journal.tell():
+        log.warning("the agent did not take the last word in time")

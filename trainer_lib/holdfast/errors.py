@@ -1,0 +1,168 @@
+"""Every exception that Holdfast raises on purpose, with what a program needs to act on it as attributes.
+
+::
+
+    HoldfastError                       exit_code: how a trainer that ends by it exits
+    ├── StorageError                    84  path, errno
+    │   ├── StorageUnusable             84  missing, not writable, not shared: found before the first step
+    │   ├── NotFinished                 84  found: what was to be sealed is no complete checkpoint
+    │   └── SaveError                   84  attempt, step, rank
+    │       └── SaveTimeout             84  as SaveError; ``rank`` is one that did not answer
+    ├── RestoreError                    84
+    │   ├── DamagedCheckpoint           84  folder, reason
+    │   ├── NoValidCheckpoint           85  rejected
+    │   └── StructureMismatch           84  leaf, expected, found, remedy, others
+    ├── UnsupportedLeaf                 84  leaf, found
+    ├── OwnershipError                  83
+    │   ├── ForeignRun                  86  owner, recorded
+    │   └── Superseded                  83  attempt, found
+    └── PeerLost                        87  waiting_for, limit_seconds, missing
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Sequence
+from pathlib import Path
+from typing import ClassVar
+
+from holdfast_contract.exits import ExitCode
+from holdfast_contract.manifest import Owner, Rejection
+
+
+class HoldfastError(Exception):
+    """Root of the tree."""
+
+    exit_code: ClassVar[ExitCode] = ExitCode.STORAGE
+
+
+class StorageError(HoldfastError):
+    """Storage did not do what it was asked. ``errno`` is 0 where no system call failed."""
+
+    def __init__(self, message: str, *, path: Path, errno: int = 0) -> None:
+        self.path, self.errno = path, errno
+        said = f" ({os.strerror(errno)})" if errno else ""
+        super().__init__(f"{path}: {message}{said}")
+
+
+class StorageUnusable(StorageError):
+    """The run's folder cannot be used at all; found by a probe before the first step."""
+
+
+class NotFinished(StorageError):
+    """What was to be sealed is not there, or no complete checkpoint."""
+
+    def __init__(self, folder: Path, *, found: str) -> None:
+        self.found = found
+        super().__init__(f"cannot be sealed: {found}", path=folder)
+
+
+class SaveError(StorageError):
+    """A save that is not committed, on any rank. Checkpoints that were committed before it are untouched.
+
+    ``rank`` is the process whose part failed first, ``path`` and ``errno`` are what it met.
+    """
+
+    def __init__(self, message: str, *, attempt: int, step: int, rank: int, path: Path, errno: int = 0) -> None:
+        self.attempt, self.step, self.rank = attempt, step, rank
+        where = f"save of step {step} in attempt {attempt} failed in process {rank}: {message}"
+        super().__init__(where, path=path, errno=errno)
+
+
+class SaveTimeout(SaveError):
+    """A save that was not committed within its limit, because a rank's storage hangs or a rank is gone."""
+
+
+class RestoreError(HoldfastError):
+    """Nothing was restored."""
+
+
+class DamagedCheckpoint(RestoreError):
+    """The one checkpoint that was asked for may not be used. No other was tried."""
+
+    def __init__(self, folder: Path, *, reason: str) -> None:
+        self.folder, self.reason = folder, reason
+        super().__init__(f"{folder}: may not be restored: {reason}")
+
+
+class NoValidCheckpoint(RestoreError):
+    """Candidates exist and every one was refused. Starting from scratch over them would hide the loss."""
+
+    exit_code: ClassVar[ExitCode] = ExitCode.NO_VALID_CHECKPOINT
+
+    def __init__(self, folder: Path, rejected: Sequence[Rejection]) -> None:
+        self.folder, self.rejected = folder, tuple(rejected)
+        lines = "".join(f"\n  attempt {r.attempt}, step {r.step}: {r.reason}" for r in rejected)
+        super().__init__(
+            f"{folder}: {len(self.rejected)} checkpoint(s) exist and none may be restored:{lines}\n"
+            "Repair storage, or choose another run name to start from scratch on purpose."
+        )
+
+
+class StructureMismatch(RestoreError):
+    """The checkpoint is sound, but the state to fill has another structure. ``others``: further leaves, one a line."""
+
+    _SHOWN: ClassVar[int] = 20
+
+    def __init__(self, leaf: str, *, expected: str, found: str, remedy: str, others: Sequence[str] = ()) -> None:
+        self.leaf, self.expected, self.found, self.remedy, self.others = leaf, expected, found, remedy, tuple(others)
+        lines = [f"{leaf}: the program expects {expected}, the checkpoint has {found}; {remedy}"]
+        if others:
+            lines += [f"{len(others)} more leaves differ:", *(f"  {line}" for line in others[: self._SHOWN])]
+        if len(others) > self._SHOWN:
+            lines.append(f"  and {len(others) - self._SHOWN} more")
+        super().__init__("\n".join(lines))
+
+
+class UnsupportedLeaf(HoldfastError, TypeError):
+    """A leaf of the state cannot be stored. Known on every rank before anything is written."""
+
+    def __init__(self, leaf: str, *, found: str) -> None:
+        self.leaf, self.found = leaf, found
+        super().__init__(
+            f"{leaf or 'state'}: found {found}, allowed: jax arrays, typed PRNG keys, numpy arrays and numbers, "
+            "Python bool, int and float, each under a name of its own"
+        )
+
+
+class OwnershipError(HoldfastError):
+    """The run's folder is not, or no longer, this process's to write into."""
+
+    exit_code: ClassVar[ExitCode] = ExitCode.SUPERSEDED
+
+
+class ForeignRun(OwnershipError):
+    """The run's owner record names another job and no take-over was granted."""
+
+    exit_code: ClassVar[ExitCode] = ExitCode.FOREIGN_RUN
+
+    def __init__(self, folder: Path, *, owner: Owner, recorded: Owner) -> None:
+        self.folder, self.owner, self.recorded = folder, owner, recorded
+        super().__init__(
+            f"{folder}: owned by {_named(recorded)} since attempt {recorded.attempt}, this is {_named(owner)}; "
+            "choose another run name, or take the run over once that job has ended"
+        )
+
+
+class Superseded(OwnershipError):
+    """A newer incarnation of the job exists, or another process already holds this attempt."""
+
+    def __init__(self, folder: Path, *, attempt: int, found: str) -> None:
+        self.folder, self.attempt, self.found = folder, attempt, found
+        super().__init__(f"{folder}: attempt {attempt} may not write any more: {found}")
+
+
+class PeerLost(HoldfastError):
+    """Another rank did not answer within a named deadline. The culprit is elsewhere."""
+
+    exit_code: ClassVar[ExitCode] = ExitCode.PEER_LOST
+
+    def __init__(self, waiting_for: str, *, limit_seconds: float, missing: Sequence[int] = ()) -> None:
+        self.waiting_for, self.limit_seconds, self.missing = waiting_for, limit_seconds, tuple(missing)
+        who = f"; no word from process(es) {list(self.missing)}" if self.missing else ""
+        super().__init__(f"gave up waiting for {waiting_for} after {limit_seconds:g} s{who}")
+
+
+def _named(owner: Owner) -> str:
+    name = f"{owner.namespace}/{owner.name}".strip("/") or "a program outside a cluster"
+    return f"{name} (UID {owner.job_uid or 'none'})"

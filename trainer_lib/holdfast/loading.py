@@ -1,0 +1,210 @@
+"""States loaded outside a session, for evaluation and inference and as the beginning of another run: nothing is written."""
+
+from __future__ import annotations
+
+import dataclasses
+import os
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from holdfast import errors
+from holdfast.catalog import Place, choose, is_step, one_place, step_at
+from holdfast.store.candidates import NEWEST, Choice, Metric
+from holdfast.store.changes import Allowed, compare
+from holdfast.store.leaves import STRUCTURE_FILE, Leaf, Structure, from_bytes, is_below, name_of
+from holdfast_contract.keys import STATE_FOLDER
+from holdfast_contract.manifest import Manifest, Rejection
+from holdfast_contract.runfolder import Found, RunFolder
+
+PyTree = Any
+
+
+@dataclass(frozen=True)
+class Loaded:
+    """A state and where it comes from. ``rejected``: what would have been chosen, had it not been damaged.
+
+    ``new`` names the leaves that the checkpoint has not and that are as the caller gave them, ``dropped`` those left
+    behind; both only as allowed.
+    """
+
+    state: PyTree
+    attempt: int
+    step: int
+    metrics: Mapping[str, float]
+    folder: Path
+    manifest: Manifest
+    rejected: tuple[Rejection, ...] = ()
+    new: tuple[str, ...] = ()
+    dropped: tuple[str, ...] = ()
+
+
+def load(  # noqa: PLR0913  one call with a name for every choice, all but the path optional
+    path: str | os.PathLike[str],
+    *,
+    run: str | None = None,
+    step: int | None = None,
+    best: Metric | None = None,
+    parts: Sequence[str] | None = None,
+    like: PyTree = None,
+    new_leaves: Sequence[str] = (),
+    dropped_leaves: Sequence[str] = (),
+) -> Loaded:
+    """A checkpoint's state, after every byte of it was compared with its manifest; the newest valid one by default.
+
+    Every process that calls this reads and verifies the whole checkpoint; in a training program use a session.
+
+    Args:
+        path: a checkpoint path, the folder of a run or attempt in it, or the folder of one step.
+        run: which run below ``path``, if there are several.
+        step: this step and no other, from the newest attempt that has it.
+        best: ``("loss", "min")`` or ``("accuracy", "max")``: the best valid one by a metric given to ``commit``.
+        parts: only these parts of the state, by stored names: ``("params",)``, ``("params.encoder", "step")``.
+        like: a tree with the shapes, dtypes and shardings to fill, real or abstract, of ``parts`` alone if those are
+            given. Its leaves are found by name, so a dictionary fits what was a dataclass. Without it: nested
+            dictionaries by name, arrays on the default device.
+        new_leaves: names in ``like`` that the checkpoint may lack; those leaves come back as they are in ``like``. A
+            name stands for all below it, ``*`` for any characters.
+        dropped_leaves: names in the checkpoint (within ``parts``) that ``like`` may lack.
+
+    Raises:
+        FileNotFoundError: no such path, run, step or metric.
+        DamagedCheckpoint: the ``step`` that was asked for is damaged. NoValidCheckpoint: candidates exist, none is valid.
+        StructureMismatch: names every leaf that is missing, superfluous or of another shape, dtype or kind.
+        StorageError: storage did not answer, or denied access.
+    """
+    choice = Choice(step, best)
+    found, rejected = _chosen(path, run, choice)
+    stored = _within(_structure_of(found), parts)
+    if like is None:
+        if new_leaves or dropped_leaves:
+            raise ValueError("new_leaves, dropped_leaves: found without like, allowed: with the tree that differs")
+        filled = _Filled(_nested(found, stored))
+    else:
+        filled = _filled(found, stored, like, Allowed(tuple(new_leaves), tuple(dropped_leaves)))
+    ref = found.ref
+    return Loaded(
+        filled.state,
+        ref.attempt,
+        ref.step,
+        dict(found.manifest.metrics),
+        found.folder,
+        found.manifest,
+        rejected=rejected,
+        new=filled.new,
+        dropped=filled.dropped,
+    )
+
+
+@dataclass(frozen=True)
+class _Filled:
+    state: PyTree
+    new: tuple[str, ...] = ()
+    dropped: tuple[str, ...] = ()
+
+
+def _chosen(path: str | os.PathLike[str], run: str | None, choice: Choice) -> tuple[Found, tuple[Rejection, ...]]:
+    if run is None and is_step(path):
+        place, entry = step_at(path)
+        _require_run(place)
+        if choice != NEWEST:
+            raise ValueError(f"step, best: found one with the folder of a single step, {os.fspath(path)}")
+        checked = place.check(entry, deep=True)
+        if not checked.valid or not isinstance(entry, Found):
+            raise errors.DamagedCheckpoint(checked.folder, reason=checked.reason)
+        return entry, ()
+    place = one_place(path, run=run)
+    _require_run(place)
+    return choose(place, choice)
+
+
+def _require_run(place: Place) -> None:
+    if not isinstance(place.folder, RunFolder):
+        remedy = "verify it with holdfast.verify_sealed and load it with the program that wrote it"
+        raise ValueError(  # noqa: TRY004  a wrong path, not a wrong type
+            f"path: found {place.root}, a sealed checkpoint, allowed: one of a session; {remedy}"
+        )
+
+
+def _structure_of(found: Found) -> dict[str, Leaf]:
+    leaves = from_bytes((found.folder / STRUCTURE_FILE).read_bytes()).leaves
+    return {name_of(leaf.path): leaf for leaf in leaves}
+
+
+def _within(stored: dict[str, Leaf], parts: Sequence[str] | None) -> dict[str, Leaf]:
+    if parts is None:
+        return stored
+    if isinstance(parts, str) or not parts:
+        raise ValueError(f"parts: found {parts!r}, allowed: a sequence of names such as ('params',)")
+    for part in parts:
+        if not any(is_below(name, part) for name in stored):
+            tops = sorted({name.split(".")[0] for name in stored})
+            raise errors.StructureMismatch(
+                part, expected="a part of this name", found="none", remedy=f"choose among {', '.join(tops):.500}"
+            )
+    return {name: leaf for name, leaf in stored.items() if any(is_below(name, part) for part in parts)}
+
+
+def _nested(found: Found, stored: Mapping[str, Leaf]) -> PyTree:
+    from holdfast.reading import abstract_leaf
+    from holdfast.store import orbax_io
+
+    wanted = {name: abstract_leaf(leaf) for name, leaf in stored.items()}
+    values = orbax_io.load_named(found.folder / STATE_FOLDER, wanted)
+    if set(values) == {""}:
+        return values[""]
+    tree: dict[str, Any] = {}
+    for name in stored:
+        *parents, last = name.split(".")
+        node = tree
+        for parent in parents:
+            node = node.setdefault(parent, {})
+        node[last] = values[name]
+    return tree
+
+
+def _filled(found: Found, stored: Mapping[str, Leaf], like: PyTree, allowed: Allowed) -> _Filled:
+    import jax
+
+    from holdfast.store import orbax_io
+    from holdfast.store.structure import structure_of
+
+    paths, treedef = jax.tree_util.tree_flatten_with_path(like)
+    here = {name_of(leaf.path): leaf for leaf in structure_of(like).leaves}
+    # In a checkpoint a numpy array and a jax array of the same numbers are the same thing to whoever reads it.
+    there = {name: _as_kind_of(here.get(name), leaf) for name, leaf in stored.items()}
+    changed = compare(_by_name(there), _by_name(here), allowed)
+    new = tuple(name for name in here if f".{name}" in changed.new)
+    given = dict(zip(here, (value for _, value in paths), strict=True))
+    _require_real(new, given)
+    values = orbax_io.load_named(
+        found.folder / STATE_FOLDER, {name: value for name, value in given.items() if name not in new}
+    )
+    filled = [given[name] if name in new else values[name] for name in here]
+    dropped = tuple(name for name in there if f".{name}" in changed.dropped)
+    return _Filled(jax.tree_util.tree_unflatten(treedef, filled), new, dropped)
+
+
+def _by_name(leaves: Mapping[str, Leaf]) -> Structure:
+    return Structure(tuple(dataclasses.replace(leaf, path=f".{name}") for name, leaf in leaves.items()))
+
+
+def _as_kind_of(wanted: Leaf | None, leaf: Leaf) -> Leaf:
+    plain = {"array", "numpy"}
+    if wanted is not None and {wanted.kind.value, leaf.kind.value} <= plain:
+        return dataclasses.replace(leaf, kind=wanted.kind)
+    return leaf
+
+
+def _require_real(names: Iterable[str], given: Mapping[str, Any]) -> None:
+    import jax
+
+    for name in names:
+        if isinstance(given[name], jax.ShapeDtypeStruct):
+            raise errors.StructureMismatch(
+                name,
+                expected="its initial value in like, since it is new",
+                found="no such leaf",
+                remedy="give real arrays for new leaves, not only their shape",
+            )

@@ -1,0 +1,87 @@
+"""Policies for the marked blocks of a function, by name: per component, or for every N-th layer."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from typing import Any
+
+import jax
+from jax.extend import core
+
+from holdfast.remat.anatomy import under
+from holdfast.remat.checks import require_callable, require_int
+from holdfast.remat.policies import Everything, Policy, require_policy
+from holdfast.remat.program import Path, Rebuild, Rewriter, body_of, mark_of, trace
+
+
+@dataclass(frozen=True)
+class EveryNth:
+    """One policy for every ``n``-th block of a name, beginning with the first, and another for those between."""
+
+    n: int
+    policy: Policy
+    otherwise: Policy
+
+    def __post_init__(self) -> None:
+        require_int("every.n", self.n, minimum=1)
+        require_policy("every.policy", self.policy)
+        require_policy("every.otherwise", self.otherwise)
+
+    def of(self, index: int) -> Policy:
+        """The policy of the block with this index among those of its name."""
+        return self.policy if index % self.n == 0 else self.otherwise
+
+
+def every(n: int, policy: Policy, otherwise: Policy | None = None) -> EveryNth:
+    """``policy`` for blocks 0, n, 2n ... of a name; ``otherwise``, by default keeping everything, for the others."""
+    return EveryNth(n, policy, Everything() if otherwise is None else otherwise)
+
+
+def assign(function: Callable[..., Any], choices: Mapping[str, Policy | EveryNth]) -> Callable[..., Any]:
+    """``function`` with a policy for each of its marked blocks whose name is in ``choices``; others stay marked.
+
+    Of blocks inside one another the outermost that has a choice takes it for all that it contains. A block in the body
+    of a scan is one block: all rounds share its policy.
+
+    Raises:
+        TypeError: a choice is neither a policy nor ``every(...)``.
+        ValueError: at the first call, a name that no block of the function has.
+    """
+    require_callable("function", function)
+    for name, choice in choices.items():
+        if not isinstance(choice, EveryNth):
+            require_policy(f"choices[{name!r}]", choice)
+
+    def call(*args: Any) -> Any:
+        program = trace(function, args)
+        bodies, found = _bodies(program.closed, choices)
+        if missing := sorted(set(choices) - found):
+            allowed = ", ".join(sorted(found)) or "none: the function has no marked block (see holdfast.remat.block)"
+            raise ValueError(f"choices[{missing[0]!r}]: found no block of this name, allowed: {allowed}")
+        leaves = jax.tree.leaves(args)
+        return jax.tree.unflatten(program.out_tree, Rewriter(bodies, keep_marks=True).run(program.closed, leaves))
+
+    return call
+
+
+def _bodies(closed: core.ClosedJaxpr, choices: Mapping[str, Policy | EveryNth]) -> tuple[dict[Path, Rebuild], set[str]]:
+    """A body for each block that has a choice, and the names of all blocks that were met."""
+    bodies: dict[Path, Rebuild] = {}
+    met: dict[str, int] = {}
+
+    def walk(jaxpr: core.Jaxpr, path: Path) -> None:
+        for index, eqn in enumerate(jaxpr.eqns):
+            inner, mark, place = body_of(eqn), mark_of(eqn), (*path, index)
+            if inner is None:
+                continue
+            choice = None if mark is None else choices.get(mark)
+            if mark is not None:
+                met[mark] = met.get(mark, -1) + 1
+                if choice is not None:
+                    bodies[place] = under(choice.of(met[mark]) if isinstance(choice, EveryNth) else choice)
+            if choice is None:
+                walk(inner.jaxpr, place)
+
+    walk(closed.jaxpr, ())
+    return bodies, set(met)

@@ -1,0 +1,230 @@
+"""One choice for each region of a program, such that all together fit and the least is computed again."""
+
+from __future__ import annotations
+
+import math
+import time
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from typing import Any, Final
+
+import numpy as np
+import numpy.typing as npt
+
+from holdfast.remat.choice import Choice, everything_of
+from holdfast.remat.graph import Graph
+from holdfast.remat.program import Path
+from holdfast.remat.solve import Model, Part
+
+_OPTIONS: Final = 12
+"""Choices that are prepared per kind of region, spread evenly over the logarithm of their bytes."""
+
+_BUCKETS: Final = 4096
+"""Resolution of the budget; what regions keep is rounded up to it, so the budget always holds."""
+
+_THRESHOLDS: Final = 12
+"""Limits on working bytes that are tried."""
+
+_TOGETHER: Final = 400
+"""Values that can be kept, in all regions, up to which these are solved together and exactly."""
+
+_POLISHED: Final = 6
+"""Regions that are solved once more for exactly the room that the others leave."""
+
+
+@dataclass(frozen=True)
+class Group:
+    """Regions that compute the same, as the layers of a model do."""
+
+    paths: tuple[Path, ...]
+    graph: Graph
+    part: Part
+
+
+@dataclass(frozen=True)
+class Selection:
+    """A choice for each region. ``bound_flops``: no selection that fits needs fewer; None if that is not known."""
+
+    choices: dict[Path, Choice]
+    bound_flops: float | None
+
+    @property
+    def kept_bytes(self) -> int:
+        """Held from the forward to the backward pass."""
+        return sum(c.kept_bytes for c in self.choices.values())
+
+    @property
+    def working_bytes(self) -> int:
+        """Back at once while the backward pass of a region runs: one region at a time."""
+        return max((c.working_bytes for c in self.choices.values()), default=0)
+
+    @property
+    def total_bytes(self) -> int:
+        """Kept and working bytes."""
+        return self.kept_bytes + self.working_bytes
+
+    @property
+    def flops(self) -> int:
+        """Computed again."""
+        return sum(c.flops for c in self.choices.values())
+
+
+def everywhere(groups: Sequence[Group], choices: Sequence[Choice]) -> Selection:
+    """The same choice for all regions of a group."""
+    return Selection({path: c for g, c in zip(groups, choices, strict=True) for path in g.paths}, None)
+
+
+def keep_all(groups: Sequence[Group]) -> Selection:
+    """No rematerialisation."""
+    return everywhere(groups, [everything_of(g.graph) for g in groups])
+
+
+def keep_least(groups: Sequence[Group]) -> Selection:
+    """The fewest bytes."""
+    least = Model([g.part for g in groups], [len(g.paths) for g in groups]).least(seconds=1.0)
+    return everywhere(groups, least)
+
+
+def select(groups: Sequence[Group], cap_bytes: float, *, seconds: float) -> Selection | None:
+    """The selection of fewest FLOPs whose kept and working bytes are at most the cap; None if none was found.
+
+    Few regions are solved together, exactly if the time suffices. Of many, each gets one of the choices prepared for
+    its kind, by dynamic programming over the budget; then single regions are solved again for exactly the room that the
+    others leave.
+    """
+    everything = keep_all(groups)
+    if everything.total_bytes <= cap_bytes:
+        return Selection(everything.choices, 0.0)
+    deadline = time.monotonic() + seconds
+    together = _together(groups, cap_bytes, seconds)
+    if together is not None and together.flops <= _near(together.bound_flops):
+        return together
+    options = [prepare(g, deadline - 0.3 * seconds) for g in groups]
+    found = _best_of_thresholds(groups, options, cap_bytes)
+    if found is None:
+        return together
+    found = _polish(groups, found, cap_bytes, deadline)
+    relaxed = Model([g.part for g in groups], [len(g.paths) for g in groups])
+    bound = relaxed.bound(cap_bytes, seconds=seconds)
+    if together is not None:
+        bound = max(bound, together.bound_flops or 0.0)
+        found = min(found, together, key=lambda s: s.flops)
+    return Selection(found.choices, min(bound, found.flops))
+
+
+def _near(bound_flops: float | None) -> float:
+    """What is near enough to a bound to end the search."""
+    return 1.02 * (bound_flops or 0.0)
+
+
+def _together(groups: Sequence[Group], cap_bytes: float, seconds: float) -> Selection | None:
+    """All regions as one integer program, if they are few."""
+    parts = [(path, g.part) for g in groups for path in g.paths]
+    if sum(len(part.slots) for _, part in parts) > _TOGETHER:
+        return None
+    answer = Model([part for _, part in parts], [1] * len(parts)).solve(cap_bytes, seconds=0.5 * seconds)
+    if answer is None:
+        return None
+    chosen = {path: c for (path, _), c in zip(parts, answer.choices, strict=True)}
+    selection = Selection(chosen, min(answer.bound_flops, sum(c.flops for c in answer.choices)))
+    return selection if selection.total_bytes <= cap_bytes else None
+
+
+def sample(groups: Sequence[Group], *, points: int, seconds: float) -> list[Selection]:
+    """Good selections from the fewest bytes to all, for a picture of what can be had."""
+    deadline = time.monotonic() + seconds
+    options = [prepare(g, deadline) for g in groups]
+    least, most = keep_least(groups), keep_all(groups)
+    caps = np.geomspace(max(least.total_bytes, 1), max(most.total_bytes, least.total_bytes, 1), points)
+    found = [_best_of_thresholds(groups, options, float(cap)) for cap in caps[1:-1]]
+    return [least, *(s for s in found if s is not None), most]
+
+
+def prepare(group: Group, deadline: float) -> list[Choice]:
+    """Choices for a kind of region from the fewest bytes to all; at least these two, more until the deadline."""
+    copies = len(group.paths)
+    model = Model([group.part], [copies])
+    (least,), most = model.least(seconds=1.0), everything_of(group.graph)
+    found = {least: None, most: None}
+    low = copies * least.kept_bytes + least.working_bytes
+    caps = np.geomspace(max(low, 1), max(copies * most.kept_bytes, low, 1), _OPTIONS)[:-1]
+    for cap in _spread(list(caps)):
+        left = deadline - time.monotonic()
+        if left <= 0:
+            break
+        answer = model.solve(float(cap), seconds=left)
+        if answer is not None:
+            found[answer.choices[0]] = None
+    return list(found)
+
+
+def _spread(values: list[Any]) -> Iterator[Any]:
+    """Every fourth, then those between, so that an early end leaves no part of the range without a choice."""
+    for start in (0, 2, 1, 3):
+        yield from values[start::4]
+
+
+def _best_of_thresholds(groups: Sequence[Group], options: Sequence[list[Choice]], cap_bytes: float) -> Selection | None:
+    """The best selection over limits on working bytes: the working bytes of one region take room from all."""
+    limits = sorted({c.working_bytes for choices in options for c in choices})
+    if len(limits) > _THRESHOLDS:
+        limits = [limits[round(i)] for i in np.linspace(0, len(limits) - 1, _THRESHOLDS)]
+    best: Selection | None = None
+    for limit in limits:
+        allowed = [[c for c in choices if c.working_bytes <= limit] for choices in options]
+        if cap_bytes <= limit or not all(allowed):
+            continue
+        found = _fill(groups, allowed, cap_bytes - limit)
+        if found is not None and (best is None or found.flops < best.flops):
+            best = found
+    return best
+
+
+def _fill(groups: Sequence[Group], options: Sequence[list[Choice]], room_bytes: float) -> Selection | None:
+    """Dynamic program: the least FLOPs of the regions so far for each number of buckets that they may fill."""
+    best: npt.NDArray[np.float64] = np.zeros(_BUCKETS + 1)
+    order = [(path, choices) for g, choices in zip(groups, options, strict=True) for path in g.paths]
+    taken: list[npt.NDArray[np.int16]] = []
+    for _, choices in order:
+        after = np.full(_BUCKETS + 1, np.inf)
+        which = np.full(_BUCKETS + 1, -1, np.int16)
+        for number, choice in enumerate(choices):
+            weight = _weight(choice, room_bytes)
+            if weight > _BUCKETS:
+                continue
+            candidate = best[: _BUCKETS + 1 - weight] + choice.flops
+            better = candidate < after[weight:]
+            after[weight:][better] = candidate[better]
+            which[weight:][better] = number
+        best = after
+        taken.append(which)
+    if not math.isfinite(best[-1]):
+        return None
+    bucket, chosen = _BUCKETS, {}
+    for (path, choices), which in zip(reversed(order), reversed(taken), strict=True):
+        choice = choices[which[bucket]]
+        chosen[path] = choice
+        bucket -= _weight(choice, room_bytes)
+    return Selection(chosen, None)
+
+
+def _weight(choice: Choice, room_bytes: float) -> int:
+    return math.ceil(choice.kept_bytes / room_bytes * _BUCKETS)
+
+
+def _polish(groups: Sequence[Group], selection: Selection, cap_bytes: float, deadline: float) -> Selection:
+    """Regions solved again for the room that the others leave, those that cost most first."""
+    model_of = {path: Model([g.part], [1]) for g in groups for path in g.paths}
+    dearest = sorted(selection.choices, key=lambda p: -selection.choices[p].flops)
+    for path in dearest[:_POLISHED]:
+        left = deadline - time.monotonic()
+        if left <= 0:
+            break
+        others = selection.kept_bytes - selection.choices[path].kept_bytes
+        answer = model_of[path].solve(cap_bytes - others, seconds=left)
+        if answer is None:
+            continue
+        better = Selection({**selection.choices, path: answer.choices[0]}, None)
+        if better.total_bytes <= cap_bytes and better.flops < selection.flops:
+            selection = better
+    return selection

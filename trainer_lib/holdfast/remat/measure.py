@@ -1,0 +1,90 @@
+"""What a differentiated program really keeps, computes and takes: by a trace, and by a compilation."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import Any, Final
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+from jax.extend import core
+
+from holdfast.remat.costs import bytes_of, live_flops_of
+from holdfast.remat.program import Body
+from holdfast.remat.regions import is_real
+
+_shape: Final[Callable[..., jax.ShapeDtypeStruct]] = jax.ShapeDtypeStruct
+
+
+@dataclass(frozen=True)
+class Traced:
+    """``kept_bytes``: between forward and backward pass, beside arguments and results. ``flops``: of both passes."""
+
+    kept_bytes: int
+    flops: int
+
+
+def measure(body: Body, avals: Sequence[Any], active: Sequence[bool]) -> Traced:
+    """Traces a flat function and its gradient by the ``active`` inputs. Compiles nothing, needs no device."""
+    whole = jax.make_jaxpr(gradient(body, active))(*shapes_of(avals)).jaxpr
+    return Traced(kept_bytes(body, avals, active), live_flops_of(whole))
+
+
+def kept_bytes(body: Body, avals: Sequence[Any], active: Sequence[bool]) -> int:
+    """What a flat function keeps for its gradient beside its inputs and outputs, by a trace."""
+    place = [i for i, a in enumerate(active) if a]
+
+    def forward(*values: Any) -> Any:
+        def of_active(*some: Any) -> Any:
+            given = list(values)
+            for index, value in zip(place, some, strict=True):
+                given[index] = value
+            out = list(body(*given))
+            counts.append(len(out))
+            return out
+
+        return jax.vjp(of_active, *[values[i] for i in place])
+
+    counts: list[int] = []
+    jaxpr = jax.make_jaxpr(forward)(*shapes_of(avals)).jaxpr
+    out = counts[-1]
+    others = {v for v in (*jaxpr.invars, *jaxpr.constvars, *jaxpr.outvars[:out]) if isinstance(v, core.Var)}
+    kept = {v for v in jaxpr.outvars[out:] if isinstance(v, core.Var)} - others
+    return sum(bytes_of(v.aval) for v in kept)
+
+
+def shapes_of(avals: Sequence[Any]) -> list[jax.ShapeDtypeStruct]:
+    """The abstract values as examples for a trace."""
+    return [_shape(a.shape, a.dtype, weak_type=getattr(a, "weak_type", False)) for a in avals]
+
+
+def gradient(body: Body, active: Sequence[bool]) -> Body:
+    """A function from flat inputs to flat outputs and then the gradients of their sum by the active inputs."""
+    place = [i for i, a in enumerate(active) if a]
+
+    def run(*values: Any) -> list[Any]:
+        def of_active(*some: Any) -> list[Any]:
+            given = list(values)
+            for index, value in zip(place, some, strict=True):
+                given[index] = value
+            return list(body(*given))
+
+        out, pull = jax.vjp(of_active, *[values[i] for i in place])
+        ones = [jnp.ones_like(o) if is_real(o) else np.zeros(o.shape, jax.dtypes.float0) for o in out]
+        return [*out, *pull(ones)]
+
+    return run
+
+
+def compiled_bytes(body: Body, leaves: Sequence[Any], active: Sequence[bool]) -> int:
+    """Bytes of temporaries per device of the compiled gradient, without its arguments and results.
+
+    Compiles ahead of time and runs nothing. A compiler that refuses for want of memory raises JaxRuntimeError.
+    """
+    compiled = jax.jit(gradient(body, active)).lower(*leaves).compile()
+    analysis = compiled.memory_analysis()
+    if analysis is None:
+        raise RuntimeError(f"memory analysis: found none on {jax.default_backend()!r}, allowed: confirm=False there")
+    return int(analysis.temp_size_in_bytes)

@@ -1,0 +1,228 @@
+"""What the forward pass keeps for the backward pass: frozen values, each of which becomes a policy of ``jax.checkpoint``.
+
+A policy answers for every value that is computed inside a checkpointed function: keep it, move it to the host's memory,
+or compute it again when the backward pass needs it. The inputs of the function are always kept.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any, Final, Protocol, runtime_checkable
+
+import jax
+
+from holdfast.remat.checks import require_callable, require_names
+
+JaxPolicy = Callable[..., Any]
+"""``(primitive, *avals, **params)`` -> bool, or one of JAX's own answers for keep, offload and recompute."""
+
+Predicate = Callable[[str, tuple[Any, ...], dict[str, Any]], bool]
+"""``(name of the primitive, abstract values of its inputs, its parameters)`` -> whether its outputs are kept."""
+
+_DEVICE: Final = "device"
+_HOST: Final = "pinned_host"
+
+_KNOWN: Final = jax.checkpoint_policies
+_EVERYTHING: Final[JaxPolicy] = _KNOWN.everything_saveable
+_NOTHING: Final[JaxPolicy] = _KNOWN.nothing_saveable
+_DOTS: Final[JaxPolicy] = _KNOWN.dots_saveable
+_DOTS_WITHOUT_BATCH: Final[JaxPolicy] = _KNOWN.dots_with_no_batch_dims_saveable
+_only_names: Final[Callable[..., JaxPolicy]] = _KNOWN.save_only_these_names
+_any_names_but: Final[Callable[..., JaxPolicy]] = _KNOWN.save_any_names_but_these
+_names_or_offload: Final[Callable[..., JaxPolicy]] = _KNOWN.save_and_offload_only_these_names
+_offload_dots: Final[Callable[..., JaxPolicy]] = _KNOWN.offload_dot_with_no_batch_dims
+
+
+@runtime_checkable
+class Policy(Protocol):
+    """What is kept."""
+
+    def jax_policy(self) -> JaxPolicy:
+        """The same as an argument of ``jax.checkpoint``."""
+
+
+@dataclass(frozen=True)
+class Everything:
+    """Keep all that the backward pass needs, as without rematerialisation."""
+
+    def jax_policy(self) -> JaxPolicy:
+        """Yes to all."""
+        return _EVERYTHING
+
+
+@dataclass(frozen=True)
+class Nothing:
+    """Keep the inputs alone and compute everything else again: least memory, one more forward pass."""
+
+    def jax_policy(self) -> JaxPolicy:
+        """No to all."""
+        return _NOTHING
+
+
+@dataclass(frozen=True)
+class Dots:
+    """Keep results of matrix products and convolutions. Without ``batch`` only those of products with no batch dimension.
+
+    Products of activations and weights have no batch dimension, those of attention have, and grow with the square of the
+    sequence's length.
+    """
+
+    batch: bool = True
+
+    def __post_init__(self) -> None:
+        if not isinstance(self.batch, bool):
+            raise TypeError(f"dots.batch: found {self.batch!r}, allowed: True or False")
+
+    def jax_policy(self) -> JaxPolicy:
+        """By primitive and dimension numbers."""
+        return _DOTS if self.batch else _DOTS_WITHOUT_BATCH
+
+
+@dataclass(frozen=True)
+class Names:
+    """Keep values named with ``jax.ad_checkpoint.checkpoint_name``: ``save`` on the device, ``offload`` on the host."""
+
+    save: frozenset[str] = frozenset()
+    offload: frozenset[str] = frozenset()
+
+    def __post_init__(self) -> None:
+        require_names("names.save", self.save, empty_allowed=True)
+        require_names("names.offload", self.offload, empty_allowed=True)
+        if both := sorted(self.save & self.offload):
+            raise ValueError(f"names.offload: found {both[0]!r}, which is in names.save too, allowed: one of the two")
+        if not self.save | self.offload:
+            raise ValueError("names: found no name, allowed: one or more names given to checkpoint_name")
+
+    def jax_policy(self) -> JaxPolicy:
+        """By name."""
+        if not self.offload:
+            return _only_names(*sorted(self.save))
+        return _names_or_offload(
+            names_which_can_be_saved=sorted(self.save),
+            names_which_can_be_offloaded=sorted(self.offload),
+            offload_src=_DEVICE,
+            offload_dst=_HOST,
+        )
+
+
+@dataclass(frozen=True)
+class NamesBut:
+    """Keep every named value except these. Values without a name are computed again."""
+
+    dropped: frozenset[str]
+
+    def __post_init__(self) -> None:
+        require_names("names_but", self.dropped)
+
+    def jax_policy(self) -> JaxPolicy:
+        """By name. JAX's ``save_anything_except_these_names`` sounds alike and keeps everything, names or not."""
+        return _any_names_but(*sorted(self.dropped))
+
+
+@dataclass(frozen=True)
+class OffloadDots:
+    """Move results of matrix products without batch dimension to the host's memory; compute the rest again."""
+
+    def jax_policy(self) -> JaxPolicy:
+        """By primitive and dimension numbers."""
+        return _offload_dots(_DEVICE, _HOST)
+
+
+@dataclass(frozen=True)
+class Where:
+    """Keep the outputs of the primitives for which a predicate holds."""
+
+    predicate: Predicate
+
+    def __post_init__(self) -> None:
+        require_callable("where.predicate", self.predicate)
+
+    def jax_policy(self) -> JaxPolicy:
+        """By the predicate, whose answer must be a bool: a forgotten ``return`` would silently keep nothing."""
+
+        def policy(primitive: Any, *avals: Any, **params: Any) -> bool:
+            answer = self.predicate(primitive.name, avals, params)
+            if not isinstance(answer, bool):
+                raise TypeError(f"where.predicate: found {answer!r} for {primitive.name!r}, allowed: True or False")
+            return answer
+
+        return policy
+
+
+@dataclass(frozen=True)
+class AnyOf:
+    """Keep what one of the policies keeps. The first that keeps a value or moves it to the host decides which."""
+
+    policies: tuple[Policy, ...]
+
+    def __post_init__(self) -> None:
+        if not self.policies:
+            raise ValueError("any_of: found no policy, allowed: one or more")
+        for policy in self.policies:
+            require_policy("any_of", policy)
+
+    def jax_policy(self) -> JaxPolicy:
+        """In order. JAX's ``save_from_both_policies`` refuses policies that offload."""
+        answers = [p.jax_policy() for p in self.policies]
+        recompute = OffloadDots().jax_policy()(None)  # JAX's answer for "compute again" has no public name
+
+        def policy(primitive: Any, *avals: Any, **params: Any) -> Any:
+            for answer in answers:
+                case = answer(primitive, *avals, **params)
+                if case is not False and case is not recompute:
+                    return case
+            return False
+
+        return policy
+
+
+def everything() -> Everything:
+    """Keep all, as without rematerialisation."""
+    return Everything()
+
+
+def nothing() -> Nothing:
+    """Keep the inputs alone."""
+    return Nothing()
+
+
+def dots(*, batch: bool = True) -> Dots:
+    """Keep results of matrix products; without ``batch`` only those that have no batch dimension."""
+    return Dots(batch)
+
+
+def names(*save: str, offload: tuple[str, ...] = ()) -> Names:
+    """Keep values by the name given to ``checkpoint_name``; those in ``offload`` in the host's memory."""
+    return Names(
+        require_names("names.save", save, empty_allowed=True),
+        require_names("names.offload", offload, empty_allowed=True),
+    )
+
+
+def names_but(*dropped: str) -> NamesBut:
+    """Keep every named value except these."""
+    return NamesBut(require_names("names_but", dropped))
+
+
+def offload_dots() -> OffloadDots:
+    """Move results of matrix products without batch dimension to the host."""
+    return OffloadDots()
+
+
+def where(predicate: Predicate) -> Where:
+    """Keep outputs of primitives for which ``predicate(name, input avals, params)`` is True."""
+    return Where(predicate)
+
+
+def any_of(*policies: Policy) -> AnyOf:
+    """Keep what one of the policies keeps."""
+    return AnyOf(policies)
+
+
+def require_policy(where: str, value: object) -> Policy:
+    """The value. Raises TypeError unless it is a policy of this module."""
+    if isinstance(value, type) or not isinstance(value, Policy):
+        allowed = "everything(), nothing(), dots(), names(), names_but(), offload_dots(), where() or any_of()"
+        raise TypeError(f"{where}: found {value!r:.100}, allowed: {allowed}")
+    return value

@@ -1,0 +1,37 @@
+"""The checkpoint store: a save is durable, sealed by a manifest and known to all ranks, or it does not exist.
+
+What is listed here is imported on first use, so that reading a run's folder with its sub-modules needs no JAX.
+"""
+
+from __future__ import annotations
+
+import importlib
+from typing import TYPE_CHECKING, Any, Final
+
+if TYPE_CHECKING:
+    from holdfast.store.candidates import Choice
+    from holdfast.store.changes import Allowed
+    from holdfast.store.handle import SaveHandle
+    from holdfast.store.restore import Restored
+    from holdfast.store.settings import UNPINNED, StoreSettings, Unpinned
+    from holdfast.store.store import Request, Store
+
+__all__ = ["UNPINNED", "Allowed", "Choice", "Request", "Restored", "SaveHandle", "Store", "StoreSettings", "Unpinned"]
+
+_HOMES: Final = {
+    "Allowed": "changes",
+    "Choice": "candidates",
+    "SaveHandle": "handle",
+    "Restored": "restore",
+    "UNPINNED": "settings",
+    "StoreSettings": "settings",
+    "Unpinned": "settings",
+    "Request": "store",
+    "Store": "store",
+}
+
+
+def __getattr__(name: str) -> Any:
+    if name not in _HOMES:
+        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+    return getattr(importlib.import_module(f"{__name__}.{_HOMES[name]}"), name)

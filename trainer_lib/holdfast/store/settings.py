@@ -1,0 +1,40 @@
+"""Deadlines of the store, and the pin that binds nothing."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, fields
+from typing import Final
+
+
+class Unpinned:
+    """The type of UNPINNED."""
+
+    def __repr__(self) -> str:
+        return "UNPINNED"
+
+
+UNPINNED: Final = Unpinned()
+"""Pin for use without an operator: the newest valid candidate, whatever it is."""
+
+
+@dataclass(frozen=True)
+class StoreSettings:
+    """Limits of everything that the store waits for, in seconds."""
+
+    save_seconds: float = 1000.0  # from the call of save to its commit
+    settle_seconds: float = 30.0  # how long a commit that was decided in time may take to be known
+    claim_seconds: float = 60.0  # claiming the run, and every rank proving that it can write there
+    restore_seconds: float = 1800.0  # choosing, verifying and loading
+    transient_seconds: float = 60.0  # how long an error that may pass (EIO, ESTALE ...) is retried on reading
+    visible_seconds: float = 10.0  # how long one rank's file may take to appear on another (attribute caches)
+    io_threads: int = 4  # per process, for digests
+    poison_after: int = 0  # skip a checkpoint from which so many attempts went on and came to nothing; 0: never
+
+    def __post_init__(self) -> None:
+        for field in fields(self):
+            value = getattr(self, field.name)
+            if field.name == "poison_after":
+                if isinstance(value, bool) or not isinstance(value, int) or value < 0:
+                    raise ValueError(f"poison_after: found {value!r}, allowed: a whole number of 0 or more")
+            elif not value > 0:
+                raise ValueError(f"{field.name}: found {value!r}, allowed: more than 0")

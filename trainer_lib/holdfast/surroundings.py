@@ -1,0 +1,192 @@
+"""Where this process finds itself: taken from the environment in a pod, from arguments elsewhere."""
+
+from __future__ import annotations
+
+import os
+import re
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Final, Literal
+
+from holdfast.errors import StorageUnusable
+from holdfast.health import Predicate
+from holdfast.keeping import Keep, KeepRule
+from holdfast.policies import DEFAULT_SECONDS, EverySeconds, SavePolicy, policies_from_json
+from holdfast_contract import codec, keys
+from holdfast_contract.exits import ExitCode
+from holdfast_contract.manifest import CheckpointRef, Owner
+
+DEFAULT_RUN: Final = "default"
+POISON_AFTER: Final = 3
+"""With an operator, which restarts a job that crashes; without one nothing is skipped unless it is asked for."""
+_RUN_NAME: Final = re.compile(r"[A-Za-z0-9]([A-Za-z0-9._-]{0,126}[A-Za-z0-9])?", re.ASCII)
+
+
+class ConfigurationError(ValueError):
+    """An argument or an environment variable that cannot work; the text names it, what was found, what is allowed."""
+
+    exit_code = ExitCode.USAGE
+
+
+@dataclass(frozen=True)
+class World:
+    """The processes that train together. ``coordinator``: host:port where process 0 serves; "" for one process.
+
+    ``bind``: the address that process 0 listens on, if it differs from all interfaces.
+    """
+
+    process_count: int = 1
+    process_index: int = 0
+    coordinator: str = ""
+    bind: str = ""
+
+    def __post_init__(self) -> None:
+        if self.process_count < 1:
+            raise ConfigurationError(f"world.process_count: found {self.process_count}, allowed: 1 or more")
+        if not 0 <= self.process_index < self.process_count:
+            allowed = f"0 to {self.process_count - 1}"
+            raise ConfigurationError(f"world.process_index: found {self.process_index}, allowed: {allowed}")
+        host, _, port = self.coordinator.rpartition(":")
+        if self.process_count > 1 and not (host and port.isdecimal()):
+            raise ConfigurationError(f"world.coordinator: found {self.coordinator!r}, allowed: host:port")
+
+
+@dataclass(frozen=True)
+class Surroundings:
+    """Everything that a session needs to know. ``attempt`` None: the next one after those on storage.
+
+    ``world`` None: the program joined ``jax.distributed`` itself, or is alone.
+    """
+
+    folder: Path
+    every: SavePolicy
+    keep: KeepRule
+    world: World | None
+    attempt: int | None
+    pin: CheckpointRef | Literal["any"] | None  # the newest that may be restored; None: nothing may
+    owner_identity: tuple[str, str, str]  # job UID, namespace, name; empty outside a cluster
+    create_path: bool = False  # outside a job no volume is forgotten: make the folder if it is missing
+    take_over: bool = False
+    agent_socket: Path | None = None
+    compile_cache: Path | None = None
+    poison_after: int = 0  # see StoreSettings
+
+    def owner(self, attempt: int) -> Owner:
+        """The owner record of this job in an attempt."""
+        uid, namespace, name = self.owner_identity
+        return Owner(job_uid=uid, namespace=namespace, name=name, attempt=attempt)
+
+
+@dataclass(frozen=True)
+class Arguments:
+    """What the program gave to ``session``; None where the environment or a default is to say."""
+
+    path: str | os.PathLike[str] | None = None
+    run: str | None = None
+    every: SavePolicy | None = None
+    keep: KeepRule | None = None
+    world: World | None = None
+    healthy: Predicate | None = None
+
+
+def look_around(arguments: Arguments, environment: Mapping[str, str]) -> Surroundings:
+    """Join arguments and environment; an argument wins.
+
+    Raises:
+        ConfigurationError: names the argument or variable.
+    """
+    path = arguments.path if arguments.path is not None else environment.get(keys.ENV_CHECKPOINT_PATH)
+    if path is None or not os.fspath(path):
+        raise ConfigurationError(
+            f"path: found nothing, allowed: session(path=<folder for checkpoints>), or {keys.ENV_CHECKPOINT_PATH} "
+            "in the environment, as the operator sets it"
+        )
+    every, keep = _policies(arguments, environment)
+    poison = _integer(environment, keys.ENV_POISON_AFTER, minimum=0)
+    socket, cache = environment.get(keys.ENV_AGENT_SOCKET), environment.get(keys.ENV_COMPILE_CACHE)
+    return Surroundings(
+        folder=_folder(os.fspath(path)) / _run_name(arguments, environment),
+        every=every,
+        keep=keep,
+        world=arguments.world if arguments.world is not None else _world(environment),
+        attempt=_integer(environment, keys.ENV_ATTEMPT, minimum=1),
+        pin=_pin(environment.get(keys.ENV_PIN)),
+        owner_identity=_identity(environment),
+        create_path=keys.ENV_JOB_UID not in environment,
+        take_over=environment.get(keys.ENV_TAKE_OVER) == "1",
+        agent_socket=Path(socket) if socket else None,
+        compile_cache=Path(cache) if cache else None,
+        poison_after=POISON_AFTER if socket and poison is None else poison or 0,
+    )
+
+
+def _folder(path: str) -> Path:
+    if "://" in path:
+        raise ConfigurationError(f"path: found {path!r}, allowed: a folder on a mounted volume")
+    folder = Path(path).expanduser()
+    if not folder.is_absolute():
+        folder = Path.cwd() / folder
+    if folder.exists() and not folder.is_dir():
+        raise StorageUnusable("found a file, allowed: a folder for checkpoints", path=folder)
+    return folder
+
+
+def _run_name(arguments: Arguments, environment: Mapping[str, str]) -> str:
+    name = arguments.run or environment.get(keys.ENV_RUN) or environment.get(keys.ENV_JOB_UID) or DEFAULT_RUN
+    if not _RUN_NAME.fullmatch(name):
+        allowed = "1 to 128 letters, digits, '.', '_' or '-', first and last a letter or digit"
+        raise ConfigurationError(f"run: found {name!r}, allowed: {allowed}")
+    return name
+
+
+def _policies(arguments: Arguments, environment: Mapping[str, str]) -> tuple[SavePolicy, KeepRule]:
+    every: SavePolicy = EverySeconds(DEFAULT_SECONDS)
+    keep: KeepRule = Keep()
+    text = environment.get(keys.ENV_CHECKPOINT_POLICY)
+    if text:
+        try:
+            every, keep = policies_from_json(text, keys.ENV_CHECKPOINT_POLICY)
+        except ValueError as error:
+            raise ConfigurationError(str(error)) from None
+    return arguments.every or every, arguments.keep or keep
+
+
+def _world(environment: Mapping[str, str]) -> World | None:
+    count = _integer(environment, keys.ENV_REPLICAS, minimum=1)
+    if count is None:
+        return None
+    index = _integer(environment, keys.ENV_PROCESS_INDEX, minimum=0)
+    if index is None:
+        raise ConfigurationError(f"{keys.ENV_PROCESS_INDEX}: found nothing, allowed: 0 to {count - 1}")
+    coordinator = environment.get(keys.ENV_COORDINATOR, "")
+    own = environment.get(keys.ENV_POD_IP, "")
+    bind = f"{f'[{own}]' if ':' in own else own}:{coordinator.rpartition(':')[2]}" if own and coordinator else ""
+    return World(count, index, coordinator, bind)
+
+
+def _pin(text: str | None) -> CheckpointRef | Literal["any"] | None:
+    """Absent: no operator, anything may be restored. "none": nothing may be."""
+    if text is None:
+        return "any"
+    if text == "none":
+        return None
+    try:
+        return codec.decode(CheckpointRef, text)
+    except codec.CodecError as error:
+        raise ConfigurationError(f"{keys.ENV_PIN}: {error}") from None
+
+
+def _identity(environment: Mapping[str, str]) -> tuple[str, str, str]:
+    names = (keys.ENV_JOB_UID, keys.ENV_JOB_NAMESPACE, keys.ENV_JOB_NAME)
+    uid, namespace, name = (environment.get(n, "") for n in names)
+    return uid, namespace, name
+
+
+def _integer(environment: Mapping[str, str], name: str, *, minimum: int) -> int | None:
+    text = environment.get(name)
+    if not text:
+        return None
+    if not text.isdecimal() or int(text) < minimum:
+        raise ConfigurationError(f"{name}: found {text!r}, allowed: a whole number of {minimum} or more")
+    return int(text)
