@@ -1,0 +1,1 @@
+"""The operator: watches TrainingJobs, decides, and writes pods and status. Begin reading in ``app``."""

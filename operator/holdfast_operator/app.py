@@ -1,0 +1,261 @@
+"""The wiring: which parts there are, who tells whom, and in which order they start and stop.
+
+watch (kopf, own thread) ──► hints ──► queue ──► reconciler ──► API server
+agents ──► control endpoint ◄──► board ◄──────────────┘
+elector: only while this replica leads do queue and board serve
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import logging
+import signal
+from collections.abc import Coroutine, Mapping
+from typing import Any, Final
+
+from holdfast_contract import keys
+from holdfast_operator import lease, logs, watch
+from holdfast_operator.board import Board
+from holdfast_operator.control import ControlEndpoint
+from holdfast_operator.control_caller import Callers
+from holdfast_operator.decide.children import ControlSettings
+from holdfast_operator.events import Recorder
+from holdfast_operator.gateway import access
+from holdfast_operator.gateway.errors import KubeError, NotFound, TooManyRequests, Unavailable
+from holdfast_operator.gateway.kube import Kube
+from holdfast_operator.health import Health
+from holdfast_operator.hints import Hints
+from holdfast_operator.metrics import OperatorMetrics
+from holdfast_operator.ports import SystemClock
+from holdfast_operator.queue import WorkQueue
+from holdfast_operator.reconcile import Reconciler
+from holdfast_operator.settings import Settings
+from holdfast_operator.tls import Certificate
+
+RESYNC_SECONDS: Final = 30.0
+WATCH_SILENCE_SECONDS: Final = 120.0
+"""How long the watch may be silent about a change that a live list shows: two of its own restarts."""
+STOP_SECONDS: Final = 10.0
+DEFINITION_SECONDS: Final = 30.0
+"""How long an API server may need until it can be asked for jobs: its storage of a new definition takes a moment."""
+RETRY_SECONDS: Final = 0.5
+
+log = logging.getLogger(__name__)
+
+
+class Operator:
+    """One replica of the operator."""
+
+    def __init__(
+        self,
+        settings: Settings,
+        *,
+        kubeconfig: str | None,
+        times: lease.Times | None = None,
+        watch_silence_seconds: float = WATCH_SILENCE_SECONDS,
+    ) -> None:
+        self._settings, self._times = settings, times
+        self._kube = Kube(access.load(kubeconfig))
+        self._certificate = Certificate(settings.tls_dir)
+        self._hints = Hints()
+        self._metrics = OperatorMetrics(self._hints.jobs)
+        self._board = Board(self._wake)
+        self._recorder = Recorder(self._kube, settings.pod_name)
+        self._audit = watch.WatchAudit(watch_silence_seconds)
+        self._watch = watch.Watch(kubeconfig, settings.watch_namespace, self._told)
+        self._health = Health(problems=self._audit.problems, ready=self._is_ready)
+        self._control = ControlEndpoint(
+            board=self._board, callers=Callers(self._kube), leadership=self, metrics=self._metrics
+        )
+        self._reconciler = self._make_reconciler()
+        self._elector: lease.Elector | None = None
+        self._queue: WorkQueue | None = None
+        self._term: asyncio.Task[None] | None = None
+        self._loop: asyncio.AbstractEventLoop | None = None
+        self._resync = asyncio.Event()
+        self.ports: dict[str, int] = {}
+
+    @property
+    def leading(self) -> bool:
+        """Whether this replica is the active one at this instant."""
+        return self._elector is not None and self._elector.leading
+
+    @property
+    def leader_address(self) -> str:
+        """host:port of another replica that leads; "" if none is known."""
+        return "" if self._elector is None else self._elector.leader_address
+
+    async def run(self) -> int:
+        """Serve until a signal (0) or until a part that may not end has ended (1)."""
+        self._loop = asyncio.get_running_loop()
+        stop = asyncio.Event()
+        for number in (signal.SIGTERM, signal.SIGINT):
+            self._loop.add_signal_handler(number, stop.set)
+        await self._demand_definition()
+        elector = await self._listen()
+        self._watch.start()
+        parts: dict[str, Coroutine[Any, Any, Any]] = {
+            "watch": _ended(self._watch),
+            "lease": elector.run(),
+            "events": self._recorder.run(),
+            "heartbeat": self._health.beat(),
+            "certificate": self._certificate.follow(self._take_certificate),
+            "resync": self._resync_for_ever(),
+        }
+        tasks = [asyncio.create_task(part, name=name) for name, part in parts.items()]
+        stopped = asyncio.create_task(stop.wait(), name="signal")
+        try:
+            await asyncio.wait([*tasks, stopped], return_when=asyncio.FIRST_COMPLETED)
+            return self._verdict(tasks)
+        finally:
+            await self._shut_down([*tasks, stopped])
+
+    def _verdict(self, tasks: list[asyncio.Task[Any]]) -> int:
+        code = 0
+        for task in tasks:
+            if task.done():
+                error = None if task.cancelled() else task.exception()
+                log.error("%s has ended: %s; ending with it", task.get_name(), error or "without a reason")
+                code = 1
+        return code
+
+    async def _shut_down(self, tasks: list[asyncio.Task[Any]]) -> None:
+        """Stop acting first, then say so (the Lease), then stop serving."""
+        with contextlib.suppress(TimeoutError):
+            async with asyncio.timeout(STOP_SECONDS):
+                self._end_term()
+                for task in tasks:
+                    task.cancel()
+                await asyncio.gather(*tasks, *([self._term] if self._term else []), return_exceptions=True)
+                if self._elector is not None:
+                    await self._elector.release()
+                await self._control.stop()
+        self._watch.stop()
+        self._health.stop()
+        self._kube.close()
+
+    async def _demand_definition(self) -> None:
+        """Without the definition of TrainingJob there is nothing to do; whoever starts us tries again."""
+        with contextlib.suppress(TimeoutError):
+            async with asyncio.timeout(DEFINITION_SECONDS):
+                while True:
+                    if await self._has_definition():
+                        return
+                    await asyncio.sleep(RETRY_SECONDS)
+        raise RuntimeError(f"{keys.PLURAL}: the API server could not list them within {DEFINITION_SECONDS:.0f} s")
+
+    async def _has_definition(self) -> bool:
+        """Whether jobs can be listed now. Raises RuntimeError if they never can be."""
+        try:
+            self._hints.replace_jobs(await self._kube.list_jobs(self._settings.watch_namespace))
+        except NotFound:
+            raise RuntimeError(f"{keys.CRD_NAME}: found no such definition, allowed: installed before us") from None
+        except (TooManyRequests, Unavailable) as error:
+            log.warning("not yet: %s", error)
+            return False
+        return True
+
+    async def _listen(self) -> lease.Elector:
+        settings, host = self._settings, self._settings.bind_address
+        self.ports["control"] = await self._control.start(host, settings.control_port, self._certificate.context)
+        self.ports["health"] = self._health.start(host, settings.health_port)
+        self.ports["metrics"], _ = self._metrics.serve(host, settings.metrics_port)
+        me = lease.identity(settings.pod_name, settings.pod_ip, self.ports["control"])
+        self._elector = lease.Elector(
+            self._kube,
+            namespace=settings.namespace,
+            name=settings.lease_name,
+            me=me,
+            on_change=self._leadership_changed,
+            times=self._times,
+        )
+        log.info("listening as %s: %s", me, " ".join(f"{name}={port}" for name, port in self.ports.items()))
+        return self._elector
+
+    def _is_ready(self) -> bool:
+        """A standby is ready too: it answers agents with the leader's address."""
+        return self._watch.ready and self._elector is not None and self._elector.consulted
+
+    # Leading
+
+    def _leadership_changed(self, leading: bool) -> None:  # noqa: FBT001  the elector's callback
+        self._metrics.set_leading(leading)
+        if not leading:
+            self._end_term()
+            return
+        self._board.open()
+        self._queue = WorkQueue(self._work, self._metrics)
+        self._term = asyncio.create_task(self._queue.run(), name="queue")
+        self._resync.set()
+
+    def _end_term(self) -> None:
+        self._board.close()
+        self._queue = None
+        if self._term is not None:
+            self._term.cancel()
+
+    async def _work(self, namespace: str, name: str) -> float | None:
+        if not self.leading:
+            return None
+        with logs.about(namespace, name, self._hints.attempt(namespace, name)):
+            return await self._reconciler.reconcile(namespace, name)
+
+    def _wake(self, namespace: str, name: str) -> None:
+        if self._queue is not None:
+            self._queue.add(namespace, name)
+
+    def _make_reconciler(self) -> Reconciler:
+        return Reconciler(
+            kube=self._kube,
+            board=self._board,
+            control=ControlSettings(self._settings.control_url, self._certificate.ca_pem),
+            clock=SystemClock(),
+            events=self._recorder,
+            metrics=self._metrics,
+        )
+
+    def _take_certificate(self) -> None:
+        """New pods get the new CA bundle; a reconciler keeps nothing between passes."""
+        self._reconciler = self._make_reconciler()
+
+    # What has changed
+
+    def _told(self, resource: str, event: str, item: Mapping[str, Any]) -> None:
+        """From the watch's thread."""
+        self._audit.told(resource, event, item)
+        self._metrics.saw_event(resource)
+        if self._loop is not None:
+            self._loop.call_soon_threadsafe(self._hear, resource, event, item)
+
+    def _hear(self, resource: str, event: str, item: Mapping[str, Any]) -> None:
+        see = {watch.JOBS: self._hints.job, watch.PODS: self._hints.pod, watch.NODES: self._hints.node}[resource]
+        for key in see(event, item):
+            self._wake(*key)
+
+    async def _resync_for_ever(self) -> None:
+        """Every job at least so often, whatever the watch tells; and whether the watch tells everything."""
+        while True:
+            self._resync.clear()
+            try:
+                await self._look_at_everything()
+            except KubeError as error:
+                log.warning("resync: %s", error)
+            with contextlib.suppress(TimeoutError):
+                async with asyncio.timeout(RESYNC_SECONDS):
+                    await self._resync.wait()
+
+    async def _look_at_everything(self) -> None:
+        jobs = await self._kube.list_jobs(self._settings.watch_namespace)
+        self._hints.replace_jobs(jobs)
+        for job in jobs:
+            self._wake(job["metadata"]["namespace"], job["metadata"]["name"])
+        versions = {job["metadata"]["uid"]: job["metadata"]["resourceVersion"] for job in jobs}
+        self._audit.listed(watch.JOBS, versions)
+        pods = await self._kube.pod_versions(self._settings.watch_namespace, keys.LABEL_JOB_NAME)
+        self._audit.listed(watch.PODS, pods)
+        self._audit.listed(watch.NODES, await self._kube.node_versions())
+
+
+async def _ended(watched: watch.Watch) -> None:
+    await asyncio.wrap_future(watched.ended)

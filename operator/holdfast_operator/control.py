@@ -1,0 +1,206 @@
+"""The endpoint that agents call: one report in, one directive out. Writes nothing but the board.
+
+Answers: 200 the directive; 400 no report (the field named); 401 not a pod of ours by token; 403 no member (the body is
+a directive that says exit); 405; 413; 415; 421 ask the leader; 429 too often; 503 not decided yet or cannot tell.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import logging
+import math
+import socket
+import ssl
+from collections.abc import Awaitable, Callable, Mapping
+from typing import Final, Protocol
+
+from aiohttp import web
+
+from holdfast_contract import codec, keys, sync
+from holdfast_contract.reasons import Metric
+from holdfast_operator.board import Board, NotMember, NotReady, PodIdentity
+from holdfast_operator.control_body import BodyError, parse_report
+from holdfast_operator.control_caller import Callers, Refused
+from holdfast_operator.control_limits import Guard, RateLimit
+from holdfast_operator.decide.actions import Count
+from holdfast_operator.gateway.errors import KubeError
+from holdfast_operator.ports import Metrics
+
+BODY_SECONDS: Final = 10.0
+HANDSHAKE_SECONDS: Final = 10.0
+RETRY_SECONDS: Final = 1
+REPORTS_PER_SECOND, REPORTS_BURST = 5.0, 20.0
+"""Per pod. An agent whose trainer steps reports about once a second."""
+REVIEWS_PER_SECOND, REVIEWS_BURST = 50.0, 500.0
+"""Tokens of one address that were not seen lately: more than a node's pods can need, less than hurts the API server."""
+
+log = logging.getLogger(__name__)
+
+
+class Leadership(Protocol):
+    """Who is active."""
+
+    @property
+    def leading(self) -> bool: ...
+    @property
+    def leader_address(self) -> str: ...
+
+
+class ControlEndpoint:
+    """Serves ``POST /v1/sync`` over TLS."""
+
+    def __init__(self, *, board: Board, callers: Callers, leadership: Leadership, metrics: Metrics) -> None:
+        self._board, self._callers, self._leadership, self._metrics = board, callers, leadership, metrics
+        self._reports = RateLimit(REPORTS_PER_SECOND, REPORTS_BURST)
+        self._reviews = RateLimit(REVIEWS_PER_SECOND, REVIEWS_BURST)
+        self._runner: web.AppRunner | None = None
+        self._server: asyncio.Server | None = None
+        self.guard = Guard(self._make_protocol)
+
+    async def start(self, host: str | None, port: int, context: ssl.SSLContext) -> int:
+        """Listen; the port that was taken. Raises OSError if there is none to be had."""
+        # The body of a reply that was refused early is at most one report; nothing larger is read.
+        app = web.Application(client_max_size=sync.MAX_BODY_BYTES, middlewares=[self._frame])
+        app.router.add_post(keys.SYNC_PATH, self._sync)
+        self._runner = web.AppRunner(app, access_log=None, handler_cancellation=True, shutdown_timeout=1.0)
+        await self._runner.setup()
+        self._server = await asyncio.get_running_loop().create_server(
+            self.guard, host, port, ssl=context, ssl_handshake_timeout=HANDSHAKE_SECONDS, backlog=1024
+        )
+        families = {s.family: s.getsockname()[1] for s in self._server.sockets}
+        return int(families.get(socket.AF_INET) or next(iter(families.values())))
+
+    async def stop(self) -> None:
+        """Close the listener and every connection."""
+        if self._server is not None:
+            self._server.close()
+        if self._runner is not None:
+            await self._runner.cleanup()
+
+    def _make_protocol(self) -> asyncio.Protocol:
+        if self._runner is None or self._runner.server is None:
+            raise RuntimeError("the endpoint has not been started")
+        return self._runner.server()
+
+    @web.middleware
+    async def _frame(
+        self, request: web.Request, handler: Callable[[web.Request], Awaitable[web.StreamResponse]]
+    ) -> web.StreamResponse:
+        """Around every request: the connection's clock, one form for errors, the count by status."""
+        self.guard.busy(request.transport)
+        status = 499  # the caller left
+        try:
+            try:
+                response = await handler(request)
+            except web.HTTPException as error:
+                response = _error(error.status, error.reason, headers=_only(error.headers, "Allow"))
+            except Exception:  # one request's failure may not tell its caller anything
+                log.exception("sync request failed")
+                response = _error(500, "internal error")
+            status = response.status
+            if status not in {200, 503}:
+                response.force_close()  # what is refused need not keep a connection
+            return response
+        finally:
+            self._metrics.count(Count(Metric.SYNC_REQUESTS, labels={"code": str(status)}))
+            self.guard.idle(request.transport)
+
+    async def _sync(self, request: web.Request) -> web.StreamResponse:
+        if not self._leadership.leading:
+            return self._elsewhere()
+        token = _bearer(request)
+        if not token:
+            return _error(401, "found no bearer token", headers={"WWW-Authenticate": "Bearer"})
+        if not self._callers.known(token) and (wait := self._reviews.take(request.remote)):
+            return _too_many(wait)
+        try:
+            who = await self._callers.pod_of(token)
+            if isinstance(who, Refused):
+                return _error(401, who.why, headers={"WWW-Authenticate": "Bearer"})
+            if wait := self._reports.take(who):
+                return _too_many(wait)
+            job = await self._callers.job_of(who)
+        except KubeError as error:
+            log.warning("cannot tell who calls: %s", error)
+            return _later("the API server cannot be asked now")
+        if isinstance(job, Refused):
+            return _exit()
+        return await self._exchange(request, who, job)
+
+    async def _exchange(self, request: web.Request, who: PodIdentity, job: str) -> web.StreamResponse:
+        """Take the report to the board and wait for what it has to say."""
+        if request.content_type != "application/json":
+            return _error(415, f"Content-Type: found {request.content_type!r:.80}, allowed: application/json")
+        try:
+            hold = _hold_seconds(request)
+            async with asyncio.timeout(BODY_SECONDS):
+                body = await request.read()
+            report = parse_report(body)
+        except TimeoutError:
+            return _error(408, f"body: not complete within {BODY_SECONDS:.0f} s")
+        except BodyError as error:
+            log.info("report refused: %s", error, extra={"namespace": who.namespace, "job": job, "pod": who.name})
+            return _error(400, str(error), field=error.field)
+        if not self._leadership.leading:
+            return self._elsewhere()
+        self._board.put_report(who, job, report)
+        answer = await self._board.directive(who, job, report.obeys, hold)
+        if not self._leadership.leading:
+            return self._elsewhere()
+        if isinstance(answer, NotMember):
+            return _exit()
+        if isinstance(answer, NotReady):
+            return _later("no decision about this pod yet")
+        return _directive(200, answer)
+
+    def _elsewhere(self) -> web.StreamResponse:
+        leader = self._leadership.leader_address
+        if not leader:
+            return _later("no leader is known now")
+        directive = sync.Directive(sync.Action.WAIT, 0, leader=leader)
+        return _directive(421, directive, {sync.LEADER_HEADER: leader})
+
+
+def _bearer(request: web.Request) -> str:
+    scheme, _, token = request.headers.get("Authorization", "").partition(" ")
+    return token.strip() if scheme.lower() == "bearer" else ""
+
+
+def _hold_seconds(request: web.Request) -> float:
+    text = request.headers.get(sync.WAIT_HEADER)
+    if text is None:
+        return sync.HOLD_SECONDS
+    try:
+        seconds = float(text)
+    except ValueError:
+        seconds = math.nan
+    if not 0 <= seconds <= sync.HOLD_SECONDS:
+        raise BodyError(sync.WAIT_HEADER, text, f"0 to {sync.HOLD_SECONDS:g} seconds")
+    return seconds
+
+
+def _directive(status: int, directive: sync.Directive, headers: Mapping[str, str] | None = None) -> web.Response:
+    body = codec.encode(directive)
+    return web.Response(status=status, body=body, content_type="application/json", headers=headers)
+
+
+def _exit() -> web.Response:
+    return _directive(403, sync.Directive(sync.Action.EXIT, 0))
+
+
+def _later(why: str) -> web.Response:
+    return _error(503, why, headers={"Retry-After": str(RETRY_SECONDS)})
+
+
+def _too_many(wait_seconds: float) -> web.Response:
+    return _error(429, "too many requests", headers={"Retry-After": str(max(1, math.ceil(wait_seconds)))})
+
+
+def _error(status: int, message: str, *, field: str = "", headers: Mapping[str, str] | None = None) -> web.Response:
+    body = {"error": message} | ({"field": field} if field else {})
+    return web.Response(status=status, text=json.dumps(body), content_type="application/json", headers=headers)
+
+
+def _only(headers: Mapping[str, str], name: str) -> dict[str, str]:
+    return {name: headers[name]} if name in headers else {}

@@ -1,0 +1,73 @@
+"""Reading a report that may come from anybody who owns a pod: strictly typed, finite, bounded, the field named."""
+
+from __future__ import annotations
+
+import dataclasses
+import math
+from typing import Any, Final
+
+import pydantic
+
+from holdfast_contract import sync
+
+MAX_TEXT: Final = sync.MAX_LAST_LINES_BYTES
+MAX_KEYS: Final = 64
+MAX_INTEGER: Final = 2**53
+
+_REPORT: Final = pydantic.TypeAdapter(sync.Report)
+
+
+class BodyError(ValueError):
+    """A body that is no report. ``field`` is the dotted path of the offending value."""
+
+    def __init__(self, field: str, found: object, allowed: str) -> None:
+        self.field, self.found, self.allowed = field, repr(found)[:200], allowed
+        super().__init__(f"{field}: found {self.found}, allowed: {allowed}")
+
+
+def parse_report(body: bytes) -> sync.Report:
+    """The report in a request's body. Fields that nobody knows are ignored: a newer agent may say more.
+
+    Raises:
+        BodyError: naming the field.
+    """
+    try:
+        report = _REPORT.validate_json(body, strict=True)
+    except pydantic.ValidationError as error:
+        first = error.errors(include_url=False)[0]
+        where = ".".join(["report", *map(str, first["loc"])])
+        raise BodyError(where, first.get("input"), first["msg"]) from None
+    except RecursionError:
+        raise BodyError("report", "a deeply nested value", "a report") from None
+    if report.protocol != sync.PROTOCOL:
+        raise BodyError("report.protocol", report.protocol, str(sync.PROTOCOL))
+    _bound(report, "report")
+    return report
+
+
+def _bound(value: Any, where: str) -> None:
+    """What types alone do not say: no list, text or number may be of a size that nothing honest has."""
+    if dataclasses.is_dataclass(value):
+        for field in dataclasses.fields(value):
+            _bound(getattr(value, field.name), f"{where}.{field.name}")
+    elif isinstance(value, tuple):
+        _demand(len(value) <= sync.MAX_LIST, where, f"{len(value)} items", f"at most {sync.MAX_LIST} items")
+        for index, item in enumerate(value):
+            _bound(item, f"{where}.{index}")
+    elif isinstance(value, dict):
+        _demand(len(value) <= MAX_KEYS, where, f"{len(value)} keys", f"at most {MAX_KEYS} keys")
+        for key, item in value.items():
+            _bound(key, where)
+            _bound(item, f"{where}.{key[:63]}")
+    elif isinstance(value, str):
+        size = len(value.encode(errors="surrogatepass"))
+        _demand(size <= MAX_TEXT, where, f"{size} bytes", f"at most {MAX_TEXT} bytes")
+    elif isinstance(value, float):
+        _demand(math.isfinite(value), where, value, "a finite number")
+    elif isinstance(value, int):
+        _demand(0 <= value <= MAX_INTEGER, where, value, "0 to 2**53")
+
+
+def _demand(holds: bool, where: str, found: object, allowed: str) -> None:  # noqa: FBT001  reads as an assertion
+    if not holds:
+        raise BodyError(where, found, allowed)

@@ -1,0 +1,141 @@
+"""Who calls: a bearer token proves a pod, and the live pod names its job. Both answers are remembered for a while."""
+
+from __future__ import annotations
+
+import asyncio
+import hashlib
+import time
+from collections import OrderedDict
+from collections.abc import Callable, Hashable
+from dataclasses import dataclass
+from typing import Final, Generic, TypeVar
+
+from holdfast_contract import keys
+from holdfast_operator.board import PodIdentity
+from holdfast_operator.gateway.kube import Json, Kube
+
+ACCEPTED_SECONDS: Final = 10.0
+REFUSED_SECONDS: Final = 2.0
+CACHE_LIMIT: Final = 20_000
+REVIEWS_AT_ONCE: Final = 8
+MAX_TOKEN: Final = 16 * 1024
+
+_POD_NAME: Final = "authentication.kubernetes.io/pod-name"
+_POD_UID: Final = "authentication.kubernetes.io/pod-uid"
+_ACCOUNT: Final = "system:serviceaccount:"
+
+K = TypeVar("K", bound=Hashable)
+V = TypeVar("V")
+
+
+@dataclass(frozen=True)
+class Refused:
+    """Why a caller is not believed; safe to send and to log (contains nothing of the token)."""
+
+    why: str
+
+
+class Remembered(Generic[K, V]):
+    """A bounded memory whose entries end by themselves; the oldest go first when there are too many."""
+
+    def __init__(self, clock: Callable[[], float], limit: int = CACHE_LIMIT) -> None:
+        self._clock, self._limit = clock, limit
+        self._items: OrderedDict[K, tuple[V, float]] = OrderedDict()
+
+    def get(self, key: K) -> V | None:
+        """The value, or None if there is none or its time is over."""
+        found = self._items.get(key)
+        if found is None:
+            return None
+        if found[1] <= self._clock():
+            del self._items[key]
+            return None
+        return found[0]
+
+    def put(self, key: K, value: V, seconds: float) -> V:
+        """Remember for so many seconds."""
+        self._items.pop(key, None)
+        self._items[key] = (value, self._clock() + seconds)
+        while len(self._items) > self._limit:
+            self._items.popitem(last=False)
+        return value
+
+
+class Callers:
+    """Turns tokens into pods and pods into jobs."""
+
+    def __init__(self, kube: Kube, clock: Callable[[], float] = time.monotonic) -> None:
+        self._kube = kube
+        self._tokens: Remembered[bytes, PodIdentity | Refused] = Remembered(clock)
+        self._jobs: Remembered[PodIdentity, str | Refused] = Remembered(clock)
+        self._slots = asyncio.Semaphore(REVIEWS_AT_ONCE)
+
+    def known(self, token: str) -> bool:
+        """Whether judging this token costs no request."""
+        return self._tokens.get(_hash(token)) is not None
+
+    async def pod_of(self, token: str) -> PodIdentity | Refused:
+        """The pod to which the token is bound.
+
+        Raises:
+            KubeError: the API server could not be asked.
+        """
+        if len(token) > MAX_TOKEN or token.count(".") != 2 or not token.isascii():
+            return Refused("the token is no ServiceAccount token")
+        key = _hash(token)
+        found = self._tokens.get(key)
+        if found is not None:
+            return found
+        async with self._slots:
+            found = self._tokens.get(key)  # another request with it may have asked meanwhile
+            if found is not None:
+                return found
+            judged = _read_review(await self._kube.review_token(token, [keys.TOKEN_AUDIENCE]))
+            seconds = REFUSED_SECONDS if isinstance(judged, Refused) else ACCEPTED_SECONDS
+            return self._tokens.put(key, judged, seconds)
+
+    async def job_of(self, who: PodIdentity) -> str | Refused:
+        """The job whose worker the pod is by label and owner. Asked once per pod: neither changes honestly.
+
+        Raises:
+            KubeError: the API server could not be asked.
+        """
+        found = self._jobs.get(who)
+        if found is not None:
+            return found
+        async with self._slots:
+            pod = await self._kube.get_pod(who.namespace, who.name)
+        job = _job_of_pod(pod, who)
+        return self._jobs.put(who, job, REFUSED_SECONDS if isinstance(job, Refused) else 3600.0)
+
+
+def _hash(token: str) -> bytes:
+    return hashlib.sha256(token.encode(errors="replace")).digest()
+
+
+def _read_review(status: Json) -> PodIdentity | Refused:
+    """What a TokenReview proves. Without our audience in the answer a token of the whole API would do."""
+    if status.get("authenticated") is not True:
+        return Refused("the token is not accepted by the API server (wrong, expired, of another audience, pod gone)")
+    if keys.TOKEN_AUDIENCE not in (status.get("audiences") or []):
+        return Refused(f"the token is not for audience {keys.TOKEN_AUDIENCE}")
+    user = status.get("user") or {}
+    username, extra = str(user.get("username") or ""), user.get("extra") or {}
+    names, uids = extra.get(_POD_NAME) or [], extra.get(_POD_UID) or []
+    if not username.startswith(_ACCOUNT) or len(names) != 1 or len(uids) != 1:
+        return Refused("the token is not bound to a pod")
+    namespace = username.removeprefix(_ACCOUNT).partition(":")[0]
+    return PodIdentity(namespace, str(names[0]), str(uids[0]))
+
+
+def _job_of_pod(pod: Json | None, who: PodIdentity) -> str | Refused:
+    if pod is None or pod["metadata"].get("uid") != who.uid:
+        return Refused("the pod no longer exists")
+    meta = pod["metadata"]
+    labels = meta.get("labels") or {}
+    name, uid = labels.get(keys.LABEL_JOB_NAME), labels.get(keys.LABEL_JOB_UID)
+    for owner in meta.get("ownerReferences") or []:
+        is_job = owner.get("kind") == keys.KIND and owner.get("apiVersion", "").startswith(f"{keys.API_GROUP}/")
+        if is_job and owner.get("controller") and owner.get("name") == name and owner.get("uid") == uid:
+            return str(name)
+    return Refused(f"the pod is no worker of a {keys.KIND}")

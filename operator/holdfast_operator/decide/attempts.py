@@ -1,0 +1,133 @@
+"""Attempts: how one ends, how the next is prepared and how it begins.
+
+Every function here returns a status: a number grows in it before any pod or process of that attempt exists.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from typing import Final
+
+from holdfast_contract.api import AttemptEnd, Strategy, TrainingJobStatus, Transition
+from holdfast_contract.reasons import Cause, Metric, Reason
+from holdfast_operator.decide import goodput, progress
+from holdfast_operator.decide.actions import Count, Event, Turn
+from holdfast_operator.decide.causes import End
+from holdfast_operator.decide.members import View
+
+FREE_ATTEMPTS: Final = 3
+"""How many attempts in a row may end without a step before the next one has to wait."""
+LONGEST_PAUSE_SECONDS: Final = 60.0
+
+
+def finish(view: View, cause: Cause, *, message: str, end: End | None = None) -> TrainingJobStatus:
+    """The status once the active attempt is over: its end is written down and its lost steps are accounted."""
+    record = AttemptEnd(
+        attempt=view.status.active_attempt,
+        cause=cause,
+        message=message[:4096],
+        worker=end.worker.index if end is not None else None,
+        exit_code=end.code if end is not None else None,
+        last_lines=end.last_lines[-8192:] if end is not None else "",
+    )
+    status = goodput.charge_rework(view, lost_steps(view))
+    return status.model_copy(update={"last_end": record, "end_seen_at": None, "save": None})
+
+
+def lost_steps(view: View) -> int:
+    """Steps of the active attempt that are not in any committed checkpoint."""
+    newest = view.status.checkpoint.newest
+    return max(0, progress.reached(view) - (newest.step if newest is not None else 0))
+
+
+def restart(
+    view: View, status: TrainingJobStatus, cause: Cause, *, workers: Iterable[int], nodes: Iterable[str], why: str
+) -> Turn:
+    """The next attempt, for a cause that is counted here and nowhere else.
+
+    ``workers`` get new pods away from ``nodes``; the others start anew in place. Where a move was being prepared, the
+    attempt that it has numbered already is this one.
+    """
+    move = status.transition
+    number = move.attempt if move is not None and move.training else status.attempt + 1
+    indices = set(workers) | set(move.workers if move is not None else ())
+    if view.spec.recovery.strategy is Strategy.RECREATE:
+        indices = set(range(view.spec.replicas))
+    transition = Transition(
+        attempt=number,
+        cause=cause,
+        workers=tuple(sorted(indices)),
+        nodes=tuple(sorted({*nodes, *(move.nodes if move is not None else ())})),
+        began_at=view.now,
+    )
+    restarts = dict(status.restarts)
+    restarts[cause.value] = restarts.get(cause.value, 0) + 1
+    status = status.model_copy(
+        update={
+            "attempt": number,
+            "transition": transition,
+            "restarts": restarts,
+            "restarts_total": sum(restarts.values()),
+        }
+    )
+    lost = status.goodput.steps_lost - view.status.goodput.steps_lost
+    counts = (Count(Metric.RESTARTS, labels={"cause": cause.value}), Count(Metric.STEPS_LOST, float(lost)))
+    event = Event(Reason.RECOVERING, f"attempt {number} follows ({cause.value}): {why}")
+    begun = begin_if_ready(view, status)
+    if begun is None:
+        return Turn(status, (event,), counts)
+    return Turn(begun.status, (event, *begun.events), counts)
+
+
+def backoff_left_seconds(view: View, status: TrainingJobStatus) -> float:
+    """Seconds until the prepared attempt may begin. Attempts that reach no step, whatever ends them, slow down."""
+    move, known = status.transition, status.progress
+    if move is None or move.cause is None or move.began_at is None:
+        return 0.0
+    stepless = status.restarts_total if known is None else move.attempt - known.attempt
+    stepped = known is not None and known.attempt >= status.active_attempt
+    if stepped or stepless <= FREE_ATTEMPTS:
+        return 0.0
+    pause = min(LONGEST_PAUSE_SECONDS, 2.0 ** min(stepless - FREE_ATTEMPTS, 10))
+    return pause - (view.now - move.began_at).total_seconds()
+
+
+def begin_if_ready(view: View, status: TrainingJobStatus) -> Turn | None:
+    """The prepared attempt begins, if every worker can start a trainer now."""
+    move = status.transition
+    if move is None or move.training or not view.under(status).gang_ready:
+        return None
+    if backoff_left_seconds(view, status) > 0:
+        return None
+    newest = status.checkpoint.newest
+    claimed = view.status.progress is not None and view.status.progress.attempt >= (status.take_over_attempt or 0)
+    takes_over = status.take_over_attempt is not None and not claimed
+    begun = status.model_copy(
+        update={
+            "active_attempt": move.attempt,
+            "take_over_attempt": move.attempt if takes_over else status.take_over_attempt,
+            "transition": None,
+            "end_seen_at": None,
+            "checkpoint": status.checkpoint.model_copy(update={"pinned": newest, "restored": None}),
+        }
+    )
+    origin = f"from attempt {newest.attempt}, step {newest.step}" if newest is not None else "from the beginning"
+    kept = "in new pods" if move.cause is None else "in place"
+    places = f"new pods for workers {list(move.workers)}" if move.workers else kept
+    reason = Reason.ATTEMPT_STARTED if move.workers or move.cause is None else Reason.RESTARTING_IN_PLACE
+    return Turn(begun, (Event(reason, f"attempt {move.attempt} begins {origin}, {places}"),))
+
+
+def renumber(view: View, workers: Iterable[int]) -> Turn:
+    """The preparation goes on under a new number: these workers' pods have become useless before the attempt began."""
+    status = view.status
+    number = status.attempt + 1
+    update: dict[str, object] = {"attempt": number}
+    move = status.transition
+    if move is not None:
+        usable = {w.index for w in view.workers if view.usable(w.incoming if move.training else w.pod)}
+        again = set(workers) | (set(move.workers) if move.training else set(move.workers) - usable)
+        update["transition"] = move.model_copy(update={"attempt": number, "workers": tuple(sorted(again))})
+    named = ", ".join(str(w) for w in sorted(workers))
+    message = f"attempt {number} takes over the preparation: the pod of worker {named} cannot be used"
+    return Turn(status.model_copy(update=update), (Event(Reason.WORKERS_PENDING, message),))

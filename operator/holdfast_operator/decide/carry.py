@@ -1,0 +1,153 @@
+"""What follows from the stored status: pods to make and to delete, directives, when to look again. Decides nothing."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import Final
+
+from holdfast_contract.api import TrainingJobStatus
+from holdfast_contract.reasons import Condition
+from holdfast_operator.decide import attempts, conditions, goodput, lifecycle, moves, notices
+from holdfast_operator.decide.actions import Action, CreatePod, DeleteJob, DeletePod, Finalizer, Plan, Turn
+from holdfast_operator.decide.directives import directives
+from holdfast_operator.decide.members import View, node_in_doubt
+
+RESYNC_SECONDS: Final = 30.0
+"""How often a job that is alive is looked at even if nothing is heard of it."""
+PROGRESS_SECONDS: Final = 2.0
+"""How often progress alone is worth a write of the status."""
+DOUBT_SECONDS: Final = 1.0
+"""How often a job is looked at while one of its nodes is not ready."""
+EXIT_SECONDS: Final = 60.0
+"""How long the pods of a finished job may take to end by themselves."""
+
+
+def carry_out(view: View, learned: Turn, wait_seconds: float | None) -> Plan:
+    """A plan that changes nothing but the world, and the status only by what was observed."""
+    status, write = _status(view, learned.status)
+    waits = [RESYNC_SECONDS, *_timers(view)]
+    if wait_seconds is not None:
+        waits = [wait_seconds, *([] if conditions.finished(view.status) else _timers(view))]
+    return Plan(
+        status=status,
+        actions=tuple(_actions(view)),
+        directives=directives(view),
+        events=learned.events if write else (),
+        counts=learned.counts if write else (),
+        requeue_after_seconds=max(0.05, min(waits)),
+    )
+
+
+def _status(view: View, learned: TrainingJobStatus) -> tuple[TrainingJobStatus, bool]:
+    """The status to store and whether that is worth a write now."""
+    stored = view.job.status
+    fresh = conditions.derive(view, learned)
+    known = stored.progress.observed_at if stored.progress is not None else None
+    due = known is None or (view.now - known).total_seconds() >= PROGRESS_SECONDS
+    accounted = stored.goodput.accounted_until or view.job.created_at
+    overdue = view.workers and (view.now - accounted).total_seconds() >= RESYNC_SECONDS
+    stepped = _progress(fresh) != _progress(stored)
+    busy = bool(fresh.workers.training) and overdue
+    if _meaning(fresh) == _meaning(stored) and not (due and stepped) and not busy:
+        return stored, False
+    return goodput.account(view, fresh), True
+
+
+def _progress(status: TrainingJobStatus) -> object:
+    known = status.progress
+    return None if known is None else (known.attempt, known.step)
+
+
+def _meaning(status: TrainingJobStatus) -> object:
+    """Everything in a status but progress and the account of time."""
+    return status.model_copy(update={"progress": None, "goodput": None})
+
+
+def _timers(view: View) -> Iterator[float]:
+    """Instants at which something falls due without anybody saying so."""
+    status = view.status
+    if status.save is not None:
+        yield max(0.0, (status.save.deadline - view.now).total_seconds()) + 0.1
+        yield 2.0
+    move = status.transition
+    if move is not None and move.training:
+        yield max(0.0, moves.switch_left_seconds(view, move))
+    elif move is not None and (pause := attempts.backoff_left_seconds(view, status)) > 0:
+        yield pause
+    if status.preemption is not None and status.preemption.standing and move is None and status.save is None:
+        binding = [n for n in notices.find(view) if n.urgency is not notices.Urgency.ADVISORY]
+        if binding:
+            yield max(0.0, moves.move_due_seconds(view, binding))
+    if node_in_doubt(view):
+        yield DOUBT_SECONDS
+    limit = view.spec.active_deadline_seconds
+    if limit is not None and not conditions.finished(status) and not conditions.holds(status, Condition.SUSPENDED):
+        yield max(0.0, limit - lifecycle.active_seconds(view))
+    known = status.progress
+    if known is not None and known.observed_at is not None and next(view.training(), None) is not None:
+        yield max(0.1, PROGRESS_SECONDS - (view.now - known.observed_at).total_seconds())
+
+
+def _actions(view: View) -> Iterator[Action]:
+    if view.job.deleted_at is not None:
+        yield from _release(view)
+    elif conditions.finished(view.status):
+        yield from _wind_up(view)
+    elif conditions.holds(view.status, Condition.SUSPENDED):
+        yield from (DeletePod(p.name, p.uid) for p in view.observed.pods if not p.terminating)
+        if view.job.has_finalizer:
+            yield Finalizer.REMOVE
+    else:
+        if not view.job.has_finalizer and (view.status.active_attempt or view.status.transition is not None):
+            yield Finalizer.ADD
+        yield from _create(view)
+        yield from _delete(view)
+
+
+def _release(view: View) -> Iterator[Action]:
+    """Let a deleted job go: its pods first, so that they end even where no garbage collector runs."""
+    if lifecycle.released(view):
+        yield from (DeletePod(p.name, p.uid) for p in view.observed.pods if not p.terminating)
+        if view.job.has_finalizer:
+            yield Finalizer.REMOVE
+
+
+def _wind_up(view: View) -> Iterator[Action]:
+    """Agents end by themselves and their pods stay for the logs; who cannot end is deleted."""
+    since = view.status.completion_time
+    slow = since is not None and (view.now - since).total_seconds() >= EXIT_SECONDS
+    for pod in view.observed.pods:
+        if not pod.finished and not pod.terminating and (slow or pod.phase == "Pending"):
+            yield DeletePod(pod.name, pod.uid)
+    if view.job.has_finalizer:
+        yield Finalizer.REMOVE
+    left = lifecycle.ttl_left_seconds(view)
+    if left is not None and left <= 0:
+        yield DeleteJob()
+
+
+def _create(view: View) -> Iterator[CreatePod]:
+    """Missing pods. A training attempt is never mended in place: what it loses, the next attempt replaces."""
+    status, move = view.status, view.status.transition
+    avoid = {n.node for n in notices.find(view) if n.avoid and n.urgency is not notices.Urgency.ADVISORY}
+    avoid |= {p.node for p in view.observed.pods if p.node and view.lost_node(p) is not None}
+    avoid |= set(move.nodes) if move is not None else set()
+    nodes = tuple(sorted(avoid))
+    taken = {(p.index, p.created_in_attempt) for p in view.observed.pods}
+    for worker in view.workers:
+        if move is not None and move.training:
+            wanted = worker.index in move.workers and worker.incoming is None
+        elif move is not None or not status.active_attempt:
+            wanted = not view.usable(worker.pod)
+        else:
+            wanted = False
+        if wanted and (worker.index, status.attempt) not in taken:
+            yield CreatePod(worker.index, status.attempt, nodes)
+
+
+def _delete(view: View) -> Iterator[DeletePod]:
+    """Pods that are neither member nor replacement, once whoever replaces them is there."""
+    kept = {p.uid for w in view.workers for p in (w.pod, w.incoming) if p is not None}
+    for pod in view.observed.pods:
+        if pod.uid not in kept and not pod.terminating:
+            yield DeletePod(pod.name, pod.uid)

@@ -1,0 +1,234 @@
+"""Why an attempt ended: a total classification of what can be seen of one worker, and which worker was first."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+from types import MappingProxyType
+from typing import Final
+
+from holdfast_contract.exits import FOLLOWER_CODES, ExitCode
+from holdfast_contract.reasons import Cause
+from holdfast_contract.sync import TrainerPhase
+from holdfast_operator.decide.facts import PodFact
+from holdfast_operator.decide.members import View, Worker
+
+SETTLE_SECONDS: Final = 0.5
+"""How long a killed trainer (137, 143) waits to be called the culprit: another rank's own end may still be on its way."""
+CULPRIT_SECONDS: Final = 60.0
+"""How long a trainer that merely follows others (134, peer lost) waits for the culprit to show: a lost node takes that
+long to be noticed."""
+
+_ABORTED: Final = frozenset({int(ExitCode.PEER_LOST), 134})
+_STOPPED: Final = frozenset({int(ExitCode.SAVED), int(ExitCode.NOT_SAVED)})
+
+_BY_CODE: Final[Mapping[int, Cause]] = MappingProxyType(
+    {
+        ExitCode.SAVED: Cause.PREEMPTION,  # somebody sent SIGTERM: the platform's way to say that it wants the place
+        ExitCode.NOT_SAVED: Cause.PREEMPTION,
+        ExitCode.ORPHANED: Cause.ORPHANED,
+        ExitCode.SUPERSEDED: Cause.POD_LOST,
+        ExitCode.STORAGE: Cause.STORAGE_ERROR,
+        ExitCode.PEER_LOST: Cause.UNKNOWN,
+        ExitCode.HANG: Cause.HANG,
+    }
+)
+_BY_DISRUPTION: Final[Mapping[str, Cause]] = MappingProxyType(
+    {
+        "PreemptionByScheduler": Cause.PREEMPTION,
+        "DeletionByTaintManager": Cause.PREEMPTION,
+        "EvictionByEvictionAPI": Cause.EVICTED,
+        "TerminationByKubelet": Cause.EVICTED,
+        "DeletionByPodGC": Cause.NODE_LOST,
+    }
+)
+_BY_POD_REASON: Final[Mapping[str, Cause]] = MappingProxyType(
+    {
+        "Evicted": Cause.EVICTED,
+        "NodeShutdown": Cause.PREEMPTION,
+        "Terminated": Cause.PREEMPTION,
+        "Shutdown": Cause.PREEMPTION,
+        "Preempting": Cause.PREEMPTION,
+        "NodeLost": Cause.NODE_LOST,
+        "NodeAffinity": Cause.EVICTED,
+    }
+)
+
+
+@dataclass(frozen=True)
+class Evidence:
+    """What is seen of one worker whose part in the attempt is over. The most telling fact comes first."""
+
+    node_lost: bool = False
+    disruption: str = ""
+    pod_reason: str = ""
+    terminating: bool = False
+    absent: bool = False
+    agent_cause: Cause | None = None
+    container_reason: str = ""
+    exit_code: int | None = None
+    pod_phase: str = ""
+
+
+def classify(evidence: Evidence) -> Cause:
+    """The one cause of an end. Total: what nobody knows is Unknown, which counts against the budget."""
+    if evidence.node_lost:
+        return Cause.NODE_LOST
+    if evidence.disruption:
+        return _BY_DISRUPTION.get(evidence.disruption, Cause.EVICTED)
+    if evidence.pod_reason in _BY_POD_REASON:
+        return _BY_POD_REASON[evidence.pod_reason]
+    if evidence.agent_cause is not None:
+        return evidence.agent_cause
+    if evidence.container_reason == "OOMKilled":
+        return Cause.OUT_OF_MEMORY
+    if evidence.terminating:
+        return Cause.PREEMPTION
+    if evidence.absent:
+        return Cause.POD_LOST
+    return _by_code(evidence.exit_code)
+
+
+def _by_code(code: int | None) -> Cause:
+    if code is None or code == 0:
+        return Cause.UNKNOWN
+    return _BY_CODE.get(code, Cause.FAILURE)
+
+
+@dataclass(frozen=True)
+class End:
+    """The end of one worker's part in the active attempt."""
+
+    worker: Worker
+    evidence: Evidence
+    cause: Cause
+    age_seconds: float = 0.0
+    last_lines: str = ""
+
+    @property
+    def code(self) -> int | None:
+        """Exit code of the trainer, or of the container if that is all there is."""
+        return self.evidence.exit_code
+
+    @property
+    def done(self) -> bool:
+        """Whether training reached its end here."""
+        ours = self.cause in {Cause.UNKNOWN, Cause.PREEMPTION}  # a finished pod may be deleted without harm
+        return self.code == int(ExitCode.DONE) and ours
+
+    @property
+    def stopped(self) -> bool:
+        """Whether the trainer ended because somebody asked it to."""
+        return self.code in _STOPPED
+
+    @property
+    def aborted(self) -> bool:
+        """Whether this end is of a kind that follows another rank's."""
+        return self.code in _ABORTED and self.cause in {Cause.FAILURE, Cause.UNKNOWN}
+
+    @property
+    def follows(self) -> bool:
+        """Whether this end may merely follow another rank's."""
+        return self.code in FOLLOWER_CODES and self.cause in {Cause.FAILURE, Cause.UNKNOWN}
+
+    @property
+    def pod_is_gone(self) -> bool:
+        """Whether a new pod is needed."""
+        pod = self.worker.pod
+        return pod is None or pod.finished or pod.terminating or self.evidence.node_lost
+
+    @property
+    def sentence(self) -> str:
+        """What happened, for people."""
+        pod = self.worker.pod
+        name = f"worker {self.worker.index}"
+        if self.evidence.node_lost and pod is not None:
+            return f"{name}: node {pod.node} is lost"
+        if self.evidence.absent:
+            return f"{name}: its pod is gone"
+        if self.code is None:
+            return (
+                f"{name}: pod {pod.name if pod else ''} ended ({self.evidence.pod_reason or self.evidence.pod_phase})"
+            )
+        return f"{name}: its trainer ended with code {self.code}"
+
+
+def ends(view: View) -> tuple[End, ...]:
+    """All workers whose part in the active attempt is over."""
+    return tuple(end for worker in view.workers for end in _end_of(view, worker))
+
+
+def _end_of(view: View, worker: Worker) -> Iterator[End]:
+    pod = worker.pod
+    if pod is None:
+        evidence = Evidence(absent=True)
+        yield End(worker, evidence, classify(evidence))
+        return
+    heard = view.heard(pod)
+    report = heard.report if heard is not None else None
+    reported = report.exit if report is not None and report.phase is TrainerPhase.EXITED else None
+    if reported is not None and reported.attempt != view.status.active_attempt:
+        reported = None
+    lost = view.lost_node(pod) is not None
+    if not (lost or pod.finished or reported is not None):
+        return
+    evidence = _evidence(pod, lost=lost)
+    if reported is not None:
+        evidence = _with_code(evidence, reported.code, reported.cause)
+    lines = reported.last_lines if reported is not None else (pod.end.message if pod.end else "")
+    yield End(worker, evidence, classify(evidence), heard.age_seconds if heard else 0.0, lines)
+
+
+def _evidence(pod: PodFact, *, lost: bool) -> Evidence:
+    code = pod.end.exit_code if pod.end is not None else None
+    if code is None and pod.phase == "Succeeded":
+        code = 0
+    return Evidence(
+        node_lost=lost,
+        disruption=pod.disruption,
+        pod_reason=pod.reason,
+        terminating=pod.terminating,
+        container_reason=pod.end.reason if pod.end is not None else "",
+        exit_code=code,
+        pod_phase=pod.phase,
+    )
+
+
+def _with_code(evidence: Evidence, code: int, cause: Cause | None) -> Evidence:
+    return Evidence(
+        node_lost=evidence.node_lost,
+        disruption=evidence.disruption,
+        pod_reason=evidence.pod_reason,
+        terminating=evidence.terminating,
+        container_reason=evidence.container_reason,
+        pod_phase=evidence.pod_phase,
+        exit_code=code,
+        agent_cause=cause,
+    )
+
+
+def culprit(found: tuple[End, ...]) -> End:
+    """The end that came first: one that follows nobody before one that may, and among equals the one known longest."""
+    return min(found, key=lambda e: (e.follows, e.aborted, -e.age_seconds, e.worker.index))
+
+
+def open_seconds(view: View, found: tuple[End, ...]) -> float:
+    """Seconds to wait before the culprit among these ends may be named; 0: now."""
+    first = culprit(found)
+    if not first.follows or len(found) == view.spec.replicas:
+        return 0.0
+    limit = CULPRIT_SECONDS if first.aborted and not _others_live(view, found) else SETTLE_SECONDS
+    since = view.status.end_seen_at
+    waited = (view.now - since).total_seconds() if since is not None else 0.0
+    return max(0.0, limit - waited)
+
+
+def _others_live(view: View, found: tuple[End, ...]) -> bool:
+    """Whether every worker that has not ended has spoken since the first end was seen."""
+    since = view.status.end_seen_at
+    if since is None:
+        return False
+    ended = {e.worker.index for e in found}
+    age = (view.now - since).total_seconds()
+    rest = [view.heard(w.pod) for w in view.workers if w.index not in ended]
+    return all(h is not None and h.age_seconds < age for h in rest)

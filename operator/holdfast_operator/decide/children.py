@@ -1,0 +1,142 @@
+"""The objects that belong to a job: names, labels, and the pod of a worker made from the user's template."""
+
+from __future__ import annotations
+
+import json
+from dataclasses import dataclass
+from typing import Any, Final
+
+from holdfast_contract import keys
+from holdfast_operator.decide.actions import CreatePod
+from holdfast_operator.decide.facts import JobFact
+
+DEFAULT_GRACE_SECONDS: Final = 30
+
+
+@dataclass(frozen=True)
+class ControlSettings:
+    """How agents reach the control endpoint: its URL and the certificates (PEM) that they trust there."""
+
+    url: str
+    ca_pem: str
+    orphan_seconds: int = 900
+
+
+def pod_name(job: str, index: int, attempt: int) -> str:
+    """The one name that the pod of this worker, created in this attempt, can have."""
+    return f"{job}-{index}-{attempt}"
+
+
+def labels(job: JobFact, index: int, attempt: int) -> dict[str, str]:
+    """Labels of a worker's pod."""
+    return {
+        keys.LABEL_JOB_NAME: job.name,
+        keys.LABEL_JOB_UID: job.uid,
+        keys.LABEL_REPLICA_INDEX: str(index),
+        keys.LABEL_CREATED_IN_ATTEMPT: str(attempt),
+        keys.LABEL_MANAGED_BY: keys.MANAGED_BY,
+    }
+
+
+def pod(job: JobFact, create: CreatePod, control: ControlSettings) -> dict[str, Any]:
+    """Manifest of a worker's pod. The user's template with the agent in front of the command, and nothing more."""
+    template = job.spec.template.to_manifest()
+    metadata, spec = template.get("metadata", {}), template["spec"]
+    spec["restartPolicy"] = "Never"
+    spec.setdefault("terminationGracePeriodSeconds", DEFAULT_GRACE_SECONDS)
+    spec.setdefault("automountServiceAccountToken", False)  # training needs no permission in the cluster
+    spec["volumes"] = [*spec.get("volumes", []), *_volumes()]
+    for container in spec["containers"]:
+        if container["name"] == keys.TRAINER_CONTAINER:
+            _inject(container, job, create, control, grace_seconds=spec["terminationGracePeriodSeconds"])
+    if create.avoid_nodes:
+        _avoid(spec, create.avoid_nodes)
+    return {
+        "apiVersion": "v1",
+        "kind": "Pod",
+        "metadata": {
+            **metadata,
+            "name": pod_name(job.name, create.index, create.attempt),
+            "namespace": job.namespace,
+            "labels": {**metadata.get("labels", {}), **labels(job, create.index, create.attempt)},
+            "ownerReferences": [owner_reference(job)],
+        },
+        "spec": spec,
+    }
+
+
+def owner_reference(job: JobFact) -> dict[str, Any]:
+    """What makes an object the job's own: the garbage collector removes it with the job."""
+    return {
+        "apiVersion": keys.API_VERSION,
+        "kind": keys.KIND,
+        "name": job.name,
+        "uid": job.uid,
+        "controller": True,
+        "blockOwnerDeletion": True,
+    }
+
+
+def _inject(
+    container: dict[str, Any], job: JobFact, create: CreatePod, control: ControlSettings, *, grace_seconds: int
+) -> None:
+    container["command"] = ["python", "-m", keys.AGENT_MODULE, "--", *container["command"]]
+    container["env"] = [*container.get("env", []), *_env(job, create, control, grace_seconds)]
+    if path := container.get("terminationMessagePath"):
+        container["env"].append({"name": keys.ENV_TERMINATION_LOG, "value": path})
+    container["volumeMounts"] = [
+        *container.get("volumeMounts", []),
+        {"name": keys.RUNTIME_VOLUME, "mountPath": keys.RUNTIME_MOUNT},
+        {"name": keys.TOKEN_VOLUME, "mountPath": keys.TOKEN_MOUNT, "readOnly": True},
+    ]
+
+
+def _env(job: JobFact, create: CreatePod, control: ControlSettings, grace_seconds: int) -> list[dict[str, Any]]:
+    checkpoint = job.spec.checkpoint
+    policy = checkpoint.model_dump(mode="json", by_alias=True, exclude_none=True, include={"every", "keep"})
+    values = {
+        keys.ENV_JOB_NAME: job.name,
+        keys.ENV_JOB_NAMESPACE: job.namespace,
+        keys.ENV_JOB_UID: job.uid,
+        keys.ENV_REPLICA_INDEX: str(create.index),
+        keys.ENV_REPLICAS: str(job.spec.replicas),
+        keys.ENV_CONTROL_URL: control.url,
+        keys.ENV_CONTROL_CA: control.ca_pem,
+        keys.ENV_TOKEN_FILE: f"{keys.TOKEN_MOUNT}/{keys.TOKEN_FILE_NAME}",
+        keys.ENV_GRACE_SECONDS: str(grace_seconds),
+        keys.ENV_ORPHAN_SECONDS: str(control.orphan_seconds),
+        keys.ENV_HANG_STEP_SECONDS: str(job.spec.hang.step_seconds),
+        keys.ENV_HANG_START_SECONDS: str(job.spec.hang.start_seconds),
+        keys.ENV_CHECKPOINT_PATH: checkpoint.path,
+        keys.ENV_RUN: job.run,
+        keys.ENV_CHECKPOINT_POLICY: json.dumps(policy, separators=(",", ":")),
+    }
+    # A literal dollar sign would start a reference to another variable.
+    plain: list[dict[str, Any]] = [{"name": k, "value": v.replace("$", "$$")} for k, v in values.items()]
+    own_address = {"fieldRef": {"fieldPath": "status.podIP"}}
+    return [*plain, {"name": keys.ENV_POD_IP, "valueFrom": own_address}]
+
+
+def _volumes() -> list[dict[str, Any]]:
+    token = {
+        "serviceAccountToken": {
+            "path": keys.TOKEN_FILE_NAME,
+            "audience": keys.TOKEN_AUDIENCE,
+            "expirationSeconds": keys.TOKEN_EXPIRATION_SECONDS,
+        }
+    }
+    return [
+        {"name": keys.RUNTIME_VOLUME, "emptyDir": {}},
+        {"name": keys.TOKEN_VOLUME, "projected": {"sources": [token]}},
+    ]
+
+
+def _avoid(spec: dict[str, Any], nodes: tuple[str, ...]) -> None:
+    """Keep the pod off these nodes, in addition to whatever the user asks for (terms are alternatives, so in each)."""
+    affinity = spec.setdefault("affinity", {})
+    required = affinity.setdefault("nodeAffinity", {}).setdefault("requiredDuringSchedulingIgnoredDuringExecution", {})
+    terms = required.setdefault("nodeSelectorTerms", [{}])
+    # By name, one per requirement as the API demands: the host name label may be absent or differ.
+    fields = [{"key": "metadata.name", "operator": "NotIn", "values": [node]} for node in nodes]
+    for term in terms:
+        term["matchFields"] = [*term.get("matchFields", []), *fields]

@@ -1,0 +1,166 @@
+"""Conditions: those that a decision sets stay until another decision; those that follow from facts are derived anew."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from datetime import datetime
+from typing import Final, Literal
+
+from holdfast_contract.api import ConditionStatus, TrainingJobStatus
+from holdfast_contract.reasons import Condition, Reason
+from holdfast_operator.decide.members import View
+
+Value = Literal["True", "False", "Unknown"]
+
+
+@dataclass(frozen=True)
+class Stamp:
+    """When a condition is set, and which generation of the spec it judges."""
+
+    now: datetime
+    generation: int
+
+
+ORDER: Final = tuple(Condition)
+MAX_MESSAGE: Final = 1024
+
+
+def put(
+    at: View | Stamp,
+    status: TrainingJobStatus,
+    kind: Condition,
+    *,
+    value: Value,
+    reason: Reason,
+    message: str = "",
+) -> TrainingJobStatus:
+    """The status with this condition; its transition time moves only if its value does."""
+    before = get(status, kind)
+    since = before.last_transition_time if before is not None and before.status == value else at.now
+    generation = at.generation if isinstance(at, Stamp) else at.job.generation
+    condition = ConditionStatus(
+        type=kind.value,
+        status=value,
+        reason=reason.value,
+        message=message[:MAX_MESSAGE],
+        observed_generation=generation,
+        last_transition_time=since,
+    )
+    others = {c.type: c for c in status.conditions} | {kind.value: condition}
+    ordered = [others.pop(k.value) for k in ORDER if k.value in others]
+    return status.model_copy(update={"conditions": (*ordered, *others.values())})
+
+
+def get(status: TrainingJobStatus, kind: Condition) -> ConditionStatus | None:
+    """The condition, if it was ever set."""
+    return next((c for c in status.conditions if c.type == kind.value), None)
+
+
+def holds(status: TrainingJobStatus, kind: Condition) -> bool:
+    """Whether the condition is True."""
+    condition = get(status, kind)
+    return condition is not None and condition.status == "True"
+
+
+def finished(status: TrainingJobStatus) -> bool:
+    """Whether the job has succeeded or failed: nothing starts any more."""
+    return holds(status, Condition.SUCCEEDED) or holds(status, Condition.FAILED)
+
+
+def derive(view: View, status: TrainingJobStatus) -> TrainingJobStatus:
+    """The status with the conditions that follow from facts, and the one word for people."""
+    running = _running(view, status)
+    status = put(view, status, Condition.RUNNING, value=running[0], reason=running[1], message=running[2])
+    status = _checkpoint(view, status)
+    status = _preempted(view, status)
+    for kind in (Condition.SUSPENDED, Condition.SUCCEEDED, Condition.FAILED):
+        if get(status, kind) is None:
+            reason = Reason.NOT_SUSPENDED if kind is Condition.SUSPENDED else Reason.NOT_FINISHED
+            status = put(view, status, kind, value="False", reason=reason)
+    if get(status, Condition.ADMITTED) is None:
+        status = put(view, status, Condition.ADMITTED, value="Unknown", reason=Reason.INSPECTING_STORAGE)
+    good = running[0] == "True" or holds(status, Condition.SUCCEEDED)
+    status = put(view, status, Condition.READY, value="True" if good else "False", reason=_why(status, running[1]))
+    return status.model_copy(update={"state": _word(status)})
+
+
+def _running(view: View, status: TrainingJobStatus) -> tuple[Value, Reason, str]:
+    if finished(status):
+        done = holds(status, Condition.SUCCEEDED)
+        return "False", Reason.COMPLETED if done else Reason(get_reason(status, Condition.FAILED)), ""
+    if holds(status, Condition.SUSPENDED):
+        return "False", Reason.SUSPENDED_BY_USER, ""
+    if view.job.deleted_at is not None:
+        return "False", Reason.DELETING, ""
+    if status.active_attempt == 0 and status.transition is None:
+        refused = get(status, Condition.ADMITTED)
+        if refused is not None and refused.status == "False":
+            return "False", Reason(refused.reason), refused.message
+        ready = status.workers.ready > 0
+        reason = Reason.INSPECTING_STORAGE if ready else Reason.WAITING_FOR_WORKERS
+        return "False", reason, _missing(view, status)
+    if status.transition is not None and not status.transition.training:
+        return "False", Reason.WAITING_FOR_WORKERS, _missing(view, status)
+    if status.workers.training == view.spec.replicas:
+        return "True", Reason.TRAINING, f"all {view.spec.replicas} workers train in attempt {status.active_attempt}"
+    if status.progress is not None and status.progress.attempt == status.active_attempt and status.end_seen_at:
+        return "False", Reason.RECOVERING, "a trainer has ended"
+    return "Unknown", Reason.STARTING, f"attempt {status.active_attempt} starts"
+
+
+def _missing(view: View, status: TrainingJobStatus) -> str:
+    waiting = [
+        f"worker {w.index}: {w.pod.waiting or w.pod.phase}"
+        for w in view.under(status).workers
+        if w.pod is not None and view.heard(w.pod) is None and not w.pod.terminating
+    ]
+    return f"{status.workers.ready} of {view.spec.replicas} workers have answered; " + "; ".join(waiting[:8])
+
+
+def _checkpoint(view: View, status: TrainingJobStatus) -> TrainingJobStatus:
+    newest = status.checkpoint.newest
+    errors = [h.report.storage_error for _, h in view.spoken() if h.report.storage_error]
+    value: Value = "True" if newest is not None else "False"
+    if errors:
+        reason, message = Reason.SAVE_FAILED, errors[0]
+    elif newest is None:
+        reason, message = Reason.NO_CHECKPOINT_YET, ""
+    else:
+        reason, message = Reason.CHECKPOINT_COMMITTED, f"a checkpoint of attempt {newest.attempt} exists"
+    return put(view, status, Condition.CHECKPOINT_VALID, value=value, reason=reason, message=message)
+
+
+def _preempted(view: View, status: TrainingJobStatus) -> TrainingJobStatus:
+    record = status.preemption
+    if record is None or not record.standing or record.notice is None:
+        return put(view, status, Condition.PREEMPTED, value="False", reason=Reason.NO_NOTICE)
+    message = f"node {record.notice.node}: {record.notice.source}"
+    return put(view, status, Condition.PREEMPTED, value="True", reason=Reason.PREEMPTION_NOTICED, message=message)
+
+
+def get_reason(status: TrainingJobStatus, kind: Condition) -> str:
+    """The reason of a condition that is there."""
+    condition = get(status, kind)
+    return condition.reason if condition is not None else ""
+
+
+def _why(status: TrainingJobStatus, running: Reason) -> Reason:
+    return Reason.COMPLETED if holds(status, Condition.SUCCEEDED) else running
+
+
+def _word(status: TrainingJobStatus) -> str:
+    if finished(status):
+        return "Succeeded" if holds(status, Condition.SUCCEEDED) else "Failed"
+    if holds(status, Condition.SUSPENDED):
+        return "Suspended"
+    if status.save is not None and status.save.purpose == "Suspend":
+        return "Suspending"
+    if status.preemption is not None and status.preemption.standing and status.active_attempt:
+        return "Moving" if status.transition is not None else "Preempted"
+    running = get(status, Condition.RUNNING)
+    words = {Reason.TRAINING: "Training", Reason.STARTING: "Starting", Reason.RECOVERING: "Recovering"}
+    if running is None:
+        return "Pending"
+    if status.active_attempt and status.transition is not None:
+        return "Recovering"
+    return next((word for reason, word in words.items() if running.reason == reason.value), "Pending")

@@ -1,0 +1,64 @@
+"""What each worker's agent is to do now. Only members are addressed: whoever is not named here is told to go."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+
+from holdfast_contract import keys
+from holdfast_contract.reasons import Condition
+from holdfast_contract.sync import Action, Directive, SaveRequest
+from holdfast_operator.decide import conditions, saves
+from holdfast_operator.decide.facts import PodFact
+from holdfast_operator.decide.members import View
+
+
+def directives(view: View) -> Mapping[str, Directive] | None:
+    """One directive per member, by pod UID. None: what was said before still holds."""
+    if conditions.holds(view.status, Condition.SUSPENDED):
+        return {}
+    members = [(w.index, w.pod) for w in view.workers if w.pod is not None]
+    if conditions.finished(view.status):
+        return {pod.uid: Directive(Action.EXIT, view.status.active_attempt) for _, pod in members}
+    if view.preparing:
+        return {pod.uid: Directive(Action.WAIT, view.status.attempt) for _, pod in members}
+    if not view.status.active_attempt:
+        return {pod.uid: _first(view, index) for index, pod in members}
+    running = _run(view)
+    if running is None:
+        return None
+    waiting = {
+        w.incoming.uid: Directive(Action.WAIT, view.status.attempt) for w in view.workers if w.incoming is not None
+    }
+    return {pod.uid: running for _, pod in members} | waiting
+
+
+def _first(view: View, index: int) -> Directive:
+    """Before the first attempt worker 0 looks into the run's folder; the number is not yet known."""
+    return Directive(Action.INSPECT if index == 0 else Action.WAIT, view.status.attempt)
+
+
+def _run(view: View) -> Directive | None:
+    """The same for all workers of the active attempt."""
+    status = view.status
+    leader = view.workers[0].pod
+    if leader is None or not leader.ip:
+        return None  # recovery is about to replace it; until then nobody is told anything new
+    save = None
+    if status.save is not None:
+        left = max(0.0, (status.save.deadline - view.now).total_seconds())
+        save = SaveRequest(status.save.id, left, status.save.stop)
+    pinned = status.checkpoint.pinned
+    return Directive(
+        Action.RUN,
+        status.active_attempt,
+        coordinator=coordinator(leader, status.active_attempt),
+        pin=saves.ref(pinned) if pinned is not None else None,
+        take_over=status.take_over_attempt == status.active_attempt,
+        save=save,
+    )
+
+
+def coordinator(pod: PodFact, attempt: int) -> str:
+    """host:port of the attempt's JAX coordinator: worker 0's own address, since a name may still mean an older pod."""
+    host = f"[{pod.ip}]" if ":" in pod.ip else pod.ip
+    return f"{host}:{keys.coordinator_port(attempt)}"

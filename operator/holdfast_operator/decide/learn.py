@@ -1,0 +1,142 @@
+"""What the workers' reports add to what is known: checkpoints, rejections, progress. Decides nothing."""
+
+from __future__ import annotations
+
+from typing import Final
+
+from holdfast_contract.api import CheckpointPoint, ProgressStatus, RejectedPoint, TrainingJobStatus, WorkersStatus
+from holdfast_contract.api_status import MAX_REJECTED
+from holdfast_contract.manifest import CheckpointRef
+from holdfast_contract.reasons import Condition, Metric, Reason
+from holdfast_contract.sync import Progress, TrainerPhase
+from holdfast_operator.decide import conditions, saves
+from holdfast_operator.decide.actions import Count, Event, Turn
+from holdfast_operator.decide.members import View
+
+MAX_METRICS: Final = 32
+SHORTEST_STEP_SECONDS: Final = 1e-6
+LONGEST_STEP_SECONDS: Final = 1e6
+"""No step is shorter or longer; a worker that says so is not believed."""
+
+
+def learn(view: View) -> Turn:
+    """The stored status brought up to what is observed, and what is worth telling about it."""
+    status = view.status.model_copy(
+        update={
+            "observed_generation": view.job.generation,
+            "start_time": view.status.start_time or view.now,
+            "workers": _workers(view),
+            "progress": _progress(view) or view.status.progress,
+        }
+    )
+    turn = _checkpoints(view, status)
+    return Turn(turn.status, (*turn.events, *_storage_trouble(view)), turn.counts)
+
+
+def _storage_trouble(view: View) -> tuple[Event, ...]:
+    """What a trainer says about its storage, told once. The condition that shows it remembers that it was told."""
+    shown = conditions.get(view.status, Condition.CHECKPOINT_VALID)
+    for worker, heard in view.spoken():
+        trouble = heard.report.storage_error[: conditions.MAX_MESSAGE]
+        if trouble:
+            known = shown is not None and shown.reason == Reason.SAVE_FAILED and shown.message == trouble
+            return () if known else (Event(Reason.SAVE_FAILED, f"worker {worker.index}: {trouble}", "Warning"),)
+    return ()
+
+
+def _workers(view: View) -> WorkersStatus:
+    stopped = conditions.finished(view.status) or conditions.holds(view.status, Condition.SUSPENDED)
+    unheard = any(w.pod is not None and w.pod.phase == "Running" and view.heard(w.pod) is None for w in view.workers)
+    if unheard and view.status.active_attempt and view.status.transition is None and not stopped:
+        return view.status.workers  # this process has just begun to listen: no word yet is no news
+    stepping = sum(1 for _, h in view.training() if h.report.phase is TrainerPhase.RUNNING)
+    ready = sum(1 for w, _ in view.spoken() if view.usable(w.pod))
+    return WorkersStatus(desired=0 if stopped else view.spec.replicas, ready=ready, training=stepping)
+
+
+def _progress(view: View) -> ProgressStatus | None:
+    told: list[Progress] = [h.report.progress for _, h in view.training() if h.report.progress is not None]
+    if not told:
+        return None
+    slowest = min(told, key=lambda p: p.last_completed_step)
+    seconds = [p.step_seconds for p in told if p.step_seconds is not None and _is_believable(p.step_seconds)]
+    step_seconds = max(seconds) if seconds else None
+    return ProgressStatus(
+        attempt=view.status.active_attempt,
+        step=slowest.last_completed_step,
+        total_steps=slowest.total_steps,
+        step_seconds=step_seconds,
+        steps_per_second=round(1 / step_seconds, 3) if step_seconds else None,
+        metrics=dict(list(told[0].metrics.items())[:MAX_METRICS]),
+        observed_at=view.now,
+    )
+
+
+def _is_believable(step_seconds: float) -> bool:
+    return SHORTEST_STEP_SECONDS <= step_seconds <= LONGEST_STEP_SECONDS
+
+
+def _checkpoints(view: View, status: TrainingJobStatus) -> Turn:
+    known = status.checkpoint
+    events: list[Event] = []
+    fresh = _new_rejections(view)
+    rejected = (*fresh, *known.rejected)[:MAX_REJECTED]
+    events += (
+        Event(
+            Reason.CHECKPOINT_REJECTED,
+            f"checkpoint of attempt {r.attempt}, step {r.step} refused: {r.reason}",
+            "Warning",
+        )
+        for r in fresh
+    )
+    restored = _restored(view) or known.restored
+    if restored is not None and restored != known.restored:
+        origin = f"attempt {restored.attempt}, step {restored.step}"
+        events.append(Event(Reason.CHECKPOINT_RESTORED, f"attempt {status.active_attempt} goes on from {origin}"))
+    newest = _newest(view, restored, {(r.attempt, r.step) for r in rejected})
+    if newest is not None and (known.newest is None or _key(newest) > _key(known.newest)):
+        said = f"attempt {newest.attempt}, step {newest.step}"
+        events.append(Event(Reason.CHECKPOINT_COMMITTED, f"checkpoint of {said} is committed"))
+    checkpoint = known.model_copy(
+        update={"run": view.job.run, "newest": newest, "restored": restored, "rejected": rejected}
+    )
+    counts = (Count(Metric.CHECKPOINTS_REJECTED, float(len(fresh))),) if fresh else ()
+    return Turn(status.model_copy(update={"checkpoint": checkpoint}), tuple(events), counts)
+
+
+def _key(point: CheckpointPoint) -> tuple[int, int]:
+    return point.attempt, point.step
+
+
+def _new_rejections(view: View) -> tuple[RejectedPoint, ...]:
+    known = {(r.attempt, r.step) for r in view.status.checkpoint.rejected}
+    fresh: dict[tuple[int, int], RejectedPoint] = {}
+    for _, heard in view.spoken():
+        for r in heard.report.rejected:
+            if (r.attempt, r.step) not in known:
+                fresh.setdefault(
+                    (r.attempt, r.step), RejectedPoint(attempt=r.attempt, step=r.step, reason=r.reason[:4096])
+                )
+    return tuple(fresh[k] for k in sorted(fresh, reverse=True))[:MAX_REJECTED]
+
+
+def _restored(view: View) -> CheckpointPoint | None:
+    for _, heard in view.spoken():
+        told, active = heard.report.restored, view.status.active_attempt
+        if heard.report.attempt == active and told is not None and told.attempt <= active:
+            pinned = view.status.checkpoint.pinned
+            return pinned if pinned is not None and saves.ref(pinned) == told else saves.point(told)
+    return None
+
+
+def _newest(view: View, restored: CheckpointPoint | None, rejected: set[tuple[int, int]]) -> CheckpointPoint | None:
+    """Newest that is committed and not refused. Orders by (attempt, step): a later attempt supersedes an earlier."""
+    known = [p for p in (view.status.checkpoint.newest, restored) if p is not None]
+    told: list[CheckpointRef] = [
+        h.report.newest
+        for _, h in view.spoken()
+        if h.report.newest is not None and h.report.newest.attempt <= view.status.active_attempt
+    ]
+    fresh = [saves.point(ref, view.now) for ref in told if ref not in [saves.ref(p) for p in known]]
+    valid = [p for p in (*known, *fresh) if _key(p) not in rejected]
+    return max(valid, key=_key, default=None)

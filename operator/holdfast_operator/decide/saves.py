@@ -1,0 +1,96 @@
+"""Saves that the operator asks for, and how it judges what became of them."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from datetime import datetime
+from typing import Final, Literal
+
+from holdfast_contract.api import CheckpointPoint, SaveStatus, TrainingJobStatus
+from holdfast_contract.manifest import CheckpointRef
+from holdfast_contract.reasons import SaveOutcome
+from holdfast_contract.sync import SaveReport
+from holdfast_operator.decide import progress
+from holdfast_operator.decide.causes import ends
+from holdfast_operator.decide.members import View
+
+MAX_DIGEST: Final = 128
+"""Longest digest that status takes; a worker that says more is wrong, and its pin will not be found."""
+
+Purpose = Literal["Preemption", "Switch", "Suspend", "Delete"]
+
+LATE_ANSWER_SECONDS: Final = 2.0
+"""How long after the deadline an answer may still arrive before the save counts as failed."""
+
+
+@dataclass(frozen=True)
+class Verdict:
+    """How a save that was asked for ended."""
+
+    outcome: SaveOutcome
+    step: int | None = None
+    reason: str = ""
+
+    @property
+    def good(self) -> bool:
+        """Whether a committed checkpoint answers the request."""
+        return self.outcome in {SaveOutcome.COMMITTED, SaveOutcome.FRESH}
+
+
+def ask(view: View, purpose: Purpose, deadline: datetime) -> TrainingJobStatus:
+    """The status with a new request; one that was open is superseded (a save in flight may still answer this one)."""
+    number = view.status.saves_requested + 1
+    request = SaveStatus(
+        id=f"{view.status.active_attempt}-{number}",
+        purpose=purpose,
+        requested_at=view.now,
+        deadline=deadline,
+        from_step=progress.reached(view),
+    )
+    return view.status.model_copy(update={"save": request, "saves_requested": number})
+
+
+def judge(view: View, request: SaveStatus) -> Verdict | None:
+    """What became of a request; None while that is open. A committed checkpoint beats every other word."""
+    answers = [s for _, heard in view.spoken() for s in heard.report.saves if s.id == request.id]
+    newest = view.status.checkpoint.newest
+    if newest is not None and newest.attempt == view.status.active_attempt and newest.step >= request.from_step:
+        before = newest.committed_at is not None and newest.committed_at < request.requested_at
+        outcome = SaveOutcome.FRESH if before else SaveOutcome.COMMITTED
+        return None if _still_stopping(view, request) else Verdict(outcome, newest.step)
+    for good in (SaveOutcome.COMMITTED, SaveOutcome.FRESH):
+        for answer in answers:
+            if answer.outcome is good and answer.checkpoint is not None and not _still_stopping(view, request):
+                return Verdict(good, answer.checkpoint.step)
+    return _unsaved(view, request, answers)
+
+
+def _still_stopping(view: View, request: SaveStatus) -> bool:
+    """A save that ends the trainers is answered once they have ended, or at its deadline."""
+    return request.stop and view.now < request.deadline and progress.may_train(view)
+
+
+def _unsaved(view: View, request: SaveStatus, answers: list[SaveReport]) -> Verdict | None:
+    if not _still_stopping(view, request):
+        for outcome in (SaveOutcome.TOO_LATE, SaveOutcome.FAILED, SaveOutcome.CANCELLED):
+            for answer in answers:
+                if answer.outcome is outcome:
+                    return Verdict(outcome, reason=answer.reason)
+    over = (view.now - request.deadline).total_seconds()
+    if over >= LATE_ANSWER_SECONDS:
+        return Verdict(SaveOutcome.FAILED, reason="no worker reported a committed save by the deadline")
+    gone = ends(view)
+    if request.stop and len(gone) == view.spec.replicas:
+        return Verdict(SaveOutcome.FAILED, reason="the trainers ended without a committed save")
+    return None
+
+
+def point(ref: CheckpointRef, committed_at: datetime | None = None) -> CheckpointPoint:
+    """A checkpoint as status shows it."""
+    digest = ref.digest[:MAX_DIGEST]
+    return CheckpointPoint(attempt=ref.attempt, step=ref.step, digest=digest, committed_at=committed_at)
+
+
+def ref(found: CheckpointPoint) -> CheckpointRef:
+    """A checkpoint as messages carry it."""
+    return CheckpointRef(found.attempt, found.step, found.digest)

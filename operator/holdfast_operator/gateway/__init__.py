@@ -1,0 +1,1 @@
+"""Everything that leaves this process towards the API server."""

@@ -1,0 +1,222 @@
+"""What the operator asks of the API server: one method per permission that it needs, plain dictionaries as payload.
+
+Reads are live (quorum) reads. Every update is conditional on a resourceVersion, every delete on a UID. ``None`` means
+the API server said that the object does not exist, never that it could not be asked.
+"""
+
+from __future__ import annotations
+
+from typing import Any, Final
+from urllib.parse import quote
+
+from kubernetes.client import Configuration
+
+from holdfast_contract import keys
+from holdfast_operator.gateway import errors
+from holdfast_operator.gateway.transport import DEADLINE_SECONDS, MERGE_PATCH, METADATA_LIST, Transport
+
+Json = dict[str, Any]
+
+LIST_SECONDS: Final = 30.0
+REVIEW_SECONDS: Final = 5.0
+LEASE_SECONDS: Final = 5.0
+"""Below the lease's renew deadline, so that one hung request does not cost the leadership."""
+EVENT_SECONDS: Final = 5.0
+SAMPLE: Final = 500
+"""Objects per kind that an audit of the watch looks at."""
+
+_JOBS: Final = f"/apis/{keys.API_VERSION}"
+
+
+class Kube:
+    """Typed access to one API server."""
+
+    def __init__(self, configuration: Configuration) -> None:
+        self._transport = Transport(configuration)
+
+    def close(self) -> None:
+        """Release threads and connections."""
+        self._transport.close()
+
+    # TrainingJobs
+
+    async def get_job(self, namespace: str, name: str) -> Json | None:
+        """The TrainingJob, or None if there is none of that name."""
+        return await self._get(_job(namespace, name), f"get {keys.PLURAL} {namespace}/{name}")
+
+    async def list_jobs(self, namespace: str | None) -> list[Json]:
+        """All TrainingJobs of a namespace, or of the cluster for None."""
+        path = f"{_JOBS}/{keys.PLURAL}" if namespace is None else f"{_JOBS}/namespaces/{_q(namespace)}/{keys.PLURAL}"
+        return await self._list(path, f"list {keys.PLURAL} {namespace or 'everywhere'}", {})
+
+    async def update_job_status(self, job: Json) -> Json:
+        """Replace ``status`` if ``metadata.resourceVersion`` is still current.
+
+        Raises:
+            Conflict: somebody wrote in between; read and decide again.
+            NotFound: the job is gone.
+            Invalid: the status breaks the schema.
+        """
+        namespace, name = _full_name(job)
+        _demand_version(job)
+        what = f"update {keys.PLURAL}/status {namespace}/{name}"
+        return await self._transport.request("PUT", f"{_job(namespace, name)}/status", what=what, body=job)
+
+    async def patch_job_finalizers(
+        self, namespace: str, name: str, finalizers: list[str], resource_version: str
+    ) -> Json:
+        """Replace the list of finalizers if the job is still at ``resource_version``. Raises Conflict, NotFound."""
+        body = {"metadata": {"finalizers": finalizers, "resourceVersion": resource_version}}
+        what = f"patch {keys.PLURAL} {namespace}/{name}"
+        return await self._transport.request(
+            "PATCH", _job(namespace, name), what=what, body=body, content_type=MERGE_PATCH
+        )
+
+    async def delete_job(self, namespace: str, name: str, uid: str) -> None:
+        """Delete exactly this job. Gone already is success; raises Conflict if the name now belongs to another UID."""
+        body = {"preconditions": {"uid": uid}, "propagationPolicy": "Background"}
+        await self._delete(_job(namespace, name), f"delete {keys.PLURAL} {namespace}/{name}", body)
+
+    # Pods
+
+    async def list_pods(self, namespace: str, label_selector: str) -> list[Json]:
+        """The pods that match now, ended ones too."""
+        what = f"list pods {namespace} ({label_selector})"
+        return await self._list(_pods(namespace), what, {"labelSelector": label_selector})
+
+    async def get_pod(self, namespace: str, name: str) -> Json | None:
+        """The pod, or None."""
+        return await self._get(f"{_pods(namespace)}/{_q(name)}", f"get pods {namespace}/{name}")
+
+    async def create_pod(self, namespace: str, manifest: Json) -> Json:
+        """Create a pod. Raises AlreadyExists, Forbidden (quota, pod security), Invalid."""
+        name = manifest.get("metadata", {}).get("name", "")
+        return await self._transport.request(
+            "POST", _pods(namespace), what=f"create pods {namespace}/{name}", body=manifest
+        )
+
+    async def delete_pod(self, namespace: str, name: str, *, uid: str, grace_seconds: int | None = None) -> None:
+        """Delete exactly this pod. Gone already is success; raises Conflict if the name now belongs to another UID."""
+        body: Json = {"preconditions": {"uid": uid}}
+        if grace_seconds is not None:
+            body["gracePeriodSeconds"] = grace_seconds
+        await self._delete(f"{_pods(namespace)}/{_q(name)}", f"delete pods {namespace}/{name}", body)
+
+    # Nodes
+
+    async def get_node(self, name: str) -> Json | None:
+        """The node, or None."""
+        return await self._get(f"/api/v1/nodes/{_q(name)}", f"get nodes {name}")
+
+    async def list_nodes(self) -> list[Json]:
+        """All nodes."""
+        return await self._list("/api/v1/nodes", "list nodes", {})
+
+    # Versions alone, to compare with what the watch has told
+
+    async def pod_versions(self, namespace: str | None, label_selector: str) -> dict[str, str]:
+        """Versions by UID of (a sample of) the pods that match, in one namespace or everywhere for None."""
+        path = "/api/v1/pods" if namespace is None else _pods(namespace)
+        return await self._versions(path, "list pods", {"labelSelector": label_selector})
+
+    async def node_versions(self) -> dict[str, str]:
+        """Versions by UID of (a sample of) the nodes."""
+        return await self._versions("/api/v1/nodes", "list nodes", {})
+
+    async def _versions(self, path: str, what: str, query: dict[str, str]) -> dict[str, str]:
+        query = {**query, "limit": str(SAMPLE)}
+        answer = await self._transport.request(
+            "GET", path, what=what, query=query, accept=METADATA_LIST, deadline_seconds=LIST_SECONDS
+        )
+        return {i["metadata"]["uid"]: i["metadata"]["resourceVersion"] for i in answer.get("items") or []}
+
+    # What surrounds them
+
+    async def create_event(self, namespace: str, event: Json) -> None:
+        """Write one Event (core v1)."""
+        path = f"/api/v1/namespaces/{_q(namespace)}/events"
+        what = f"create events {namespace}"
+        await self._transport.request("POST", path, what=what, body=event, deadline_seconds=EVENT_SECONDS)
+
+    async def review_token(self, token: str, audiences: list[str]) -> Json:
+        """The ``status`` of a TokenReview. The token appears in no error and no log."""
+        body = {
+            "apiVersion": "authentication.k8s.io/v1",
+            "kind": "TokenReview",
+            "spec": {"token": token, "audiences": audiences},
+        }
+        path = "/apis/authentication.k8s.io/v1/tokenreviews"
+        answer = await self._transport.request(
+            "POST", path, what="create tokenreviews", body=body, deadline_seconds=REVIEW_SECONDS
+        )
+        status = answer.get("status")
+        return status if isinstance(status, dict) else {}
+
+    # Leases
+
+    async def get_lease(self, namespace: str, name: str) -> Json | None:
+        """The Lease, or None."""
+        return await self._get(f"{_leases(namespace)}/{_q(name)}", f"get leases {namespace}/{name}", LEASE_SECONDS)
+
+    async def create_lease(self, namespace: str, lease: Json) -> Json:
+        """Create a Lease. Raises AlreadyExists when another replica was faster."""
+        what = f"create leases {namespace}/{lease['metadata']['name']}"
+        return await self._transport.request(
+            "POST", _leases(namespace), what=what, body=lease, deadline_seconds=LEASE_SECONDS
+        )
+
+    async def update_lease(self, lease: Json) -> Json:
+        """Replace a Lease if its resourceVersion is still current. Raises Conflict."""
+        namespace, name = _full_name(lease)
+        _demand_version(lease)
+        what = f"update leases {namespace}/{name}"
+        path = f"{_leases(namespace)}/{_q(name)}"
+        return await self._transport.request("PUT", path, what=what, body=lease, deadline_seconds=LEASE_SECONDS)
+
+    async def _get(self, path: str, what: str, deadline_seconds: float = DEADLINE_SECONDS) -> Json | None:
+        try:
+            return await self._transport.request("GET", path, what=what, deadline_seconds=deadline_seconds)
+        except errors.NotFound as error:
+            # Only "no such object" is an answer; a missing resource (no CRD) or a lying proxy is not.
+            if error.reason != "NotFound" or not error.message.endswith(" not found"):
+                raise
+            return None
+
+    async def _list(self, path: str, what: str, query: dict[str, str]) -> list[Json]:
+        answer = await self._transport.request("GET", path, what=what, query=query, deadline_seconds=LIST_SECONDS)
+        items = answer.get("items")
+        if not isinstance(items, list):
+            raise errors.Unavailable(what, 200, "NotAList", "an answer without items")
+        return items
+
+    async def _delete(self, path: str, what: str, body: Json) -> None:
+        try:
+            await self._transport.request("DELETE", path, what=what, body=body)
+        except errors.NotFound as error:
+            if error.reason != "NotFound":
+                raise
+
+
+def _q(segment: str) -> str:
+    return quote(segment, safe="")
+
+
+def _job(namespace: str, name: str) -> str:
+    return f"{_JOBS}/namespaces/{_q(namespace)}/{keys.PLURAL}/{_q(name)}"
+
+
+def _pods(namespace: str) -> str:
+    return f"/api/v1/namespaces/{_q(namespace)}/pods"
+
+
+def _leases(namespace: str) -> str:
+    return f"/apis/coordination.k8s.io/v1/namespaces/{_q(namespace)}/leases"
+
+
+def _full_name(item: Json) -> tuple[str, str]:
+    return item["metadata"]["namespace"], item["metadata"]["name"]
+
+
+def _demand_version(item: Json) -> None:
+    if not item["metadata"].get("resourceVersion"):
+        raise ValueError("metadata.resourceVersion: found none, allowed: the version that was read (no blind writes)")

@@ -1,0 +1,86 @@
+"""What the watch has told, kept for three uses that may be wrong without harm: whom to wake, metrics, log lines."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+from collections.abc import Iterable, Mapping
+from typing import Any
+
+from holdfast_contract import keys
+from holdfast_operator.gateway.kube import Json
+
+Key = tuple[str, str]
+
+
+class Hints:
+    """Live jobs, which job's pods are on which node, and what of a node matters. Used on one event loop."""
+
+    def __init__(self) -> None:
+        self._jobs: dict[str, Json] = {}
+        self._pods: dict[str, tuple[Key, str]] = {}
+        self._nodes: dict[str, str] = {}
+
+    def jobs(self) -> list[Json]:
+        """The live jobs (metadata and status). Safe from any thread."""
+        return list(self._jobs.values())
+
+    def attempt(self, namespace: str, name: str) -> int | None:
+        """The attempt of a job as last seen."""
+        for job in self.jobs():
+            if (job["metadata"]["namespace"], job["metadata"]["name"]) == (namespace, name):
+                return (job.get("status") or {}).get("attempt")
+        return None
+
+    def replace_jobs(self, jobs: Iterable[Json]) -> None:
+        """A live list is the truth: what is not in it is gone."""
+        self._jobs = {job["metadata"]["uid"]: _slim(job) for job in jobs}
+
+    def job(self, event: str, job: Mapping[str, Any]) -> list[Key]:
+        """A job has changed; the keys to wake."""
+        meta = job["metadata"]
+        if event == "DELETED":
+            self._jobs.pop(meta["uid"], None)
+        else:
+            self._jobs[meta["uid"]] = _slim(job)
+        return [(meta["namespace"], meta["name"])]
+
+    def pod(self, event: str, pod: Mapping[str, Any]) -> list[Key]:
+        """A pod of a job has changed; the keys to wake."""
+        meta = pod["metadata"]
+        key = (meta["namespace"], meta["labels"][keys.LABEL_JOB_NAME])
+        node = pod.get("spec", {}).get("nodeName")
+        if event == "DELETED":
+            self._pods.pop(meta["uid"], None)
+        elif node:
+            self._pods[meta["uid"]] = (key, node)
+        return [key]
+
+    def node(self, event: str, node: Mapping[str, Any]) -> list[Key]:
+        """A node has changed; the keys of jobs with pods there, if it changed in something that is not a heartbeat."""
+        meta = node["metadata"]
+        now = "" if event == "DELETED" else _essence(node)
+        if self._nodes.get(meta["uid"]) == now:
+            return []
+        if now:
+            self._nodes[meta["uid"]] = now
+        else:
+            self._nodes.pop(meta["uid"], None)
+        return sorted({key for key, name in self._pods.values() if name == meta["name"]})
+
+
+def _slim(job: Mapping[str, Any]) -> Json:
+    return {"metadata": dict(job["metadata"]), "status": dict(job.get("status") or {})}
+
+
+def _essence(node: Mapping[str, Any]) -> str:
+    """A digest of everything in a node that may be a notice: no heartbeat times, images or addresses."""
+    meta, spec, status = node["metadata"], node.get("spec") or {}, node.get("status") or {}
+    conditions = [(c.get("type"), c.get("status"), c.get("reason")) for c in status.get("conditions") or []]
+    parts = [
+        {name: meta.get(name) for name in ("labels", "annotations", "deletionTimestamp")},
+        spec.get("taints"),
+        spec.get("unschedulable"),
+        conditions,
+    ]
+    return hashlib.sha256(json.dumps(parts, sort_keys=True, default=str).encode()).hexdigest()

@@ -1,0 +1,202 @@
+"""Live reads of everything that one decision about a job needs, as one frozen Observation."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Iterable, Mapping
+from datetime import datetime, timedelta
+from typing import Any, Final
+
+from pydantic import ValidationError
+
+from holdfast_contract import keys
+from holdfast_contract.api import TrainingJob
+from holdfast_contract.manifest import Owner
+from holdfast_operator.board import Board
+from holdfast_operator.decide.conditions import finished
+from holdfast_operator.decide.facts import (
+    ContainerEnd,
+    Heard,
+    JobFact,
+    NodeCondition,
+    NodeFact,
+    Observation,
+    OtherOwner,
+    PodFact,
+    Taint,
+)
+from holdfast_operator.gateway.errors import Forbidden, KubeError
+from holdfast_operator.gateway.kube import Kube
+from holdfast_operator.ports import Clock, Manifest
+
+CREATION_ROUNDING: Final = timedelta(seconds=1)
+"""The API server cuts creationTimestamp to the second; the middle of that second is off by half of it at most."""
+FEW_NODES: Final = 16
+"""Up to so many nodes are read one by one; above that one list is cheaper."""
+NO_TIME: Final = "0001-01-01T00:00:00Z"
+
+
+class SpecError(ValueError):
+    """A job whose spec the models refuse although the API server let it in."""
+
+
+def parse_job(raw: Mapping[str, Any]) -> JobFact:
+    """The job object, checked with the same models as the definition was made from. Raises SpecError."""
+    try:
+        job = TrainingJob.model_validate(raw)
+    except ValidationError as error:
+        first = error.errors(include_url=False, include_input=False)[0]
+        raise SpecError(f"{'.'.join(str(part) for part in first['loc'])}: {first['msg']}") from None
+    meta = job.metadata
+    if meta.creation_timestamp is None:
+        raise SpecError("metadata.creationTimestamp: found nothing, allowed: an instant; is this a stored object?")
+    return JobFact(
+        namespace=meta.namespace,
+        name=meta.name,
+        uid=meta.uid,
+        generation=meta.generation,
+        created_at=meta.creation_timestamp + CREATION_ROUNDING / 2,
+        spec=job.spec,
+        status=job.status,
+        deleted_at=meta.deletion_timestamp,
+        has_finalizer=keys.FINALIZER in meta.finalizers,
+    )
+
+
+async def gather(kube: Kube, board: Board, clock: Clock, raw: Manifest) -> Observation:
+    """Everything about this job, read now. Raises SpecError, and KubeError where the API server cannot answer."""
+    job = parse_job(raw)
+    listed = await kube.list_pods(job.namespace, f"{keys.LABEL_JOB_UID}={job.uid}")
+    pods = tuple(fact for raw_pod in listed if (fact := pod_fact(raw_pod, job.uid)) is not None)
+    received = board.reports(job.namespace, job.name)
+    moment = clock.monotonic()
+    heard = {i.uid: Heard(r.report, max(0.0, moment - r.received_monotonic)) for i, r in received.items()}
+    nodes, other = await asyncio.gather(
+        _nodes(kube, {p.node for p in pods if p.node}), _other_owner(kube, job, pods, heard)
+    )
+    return Observation(job, pods, nodes, heard, other)
+
+
+async def _nodes(kube: Kube, names: Iterable[str]) -> dict[str, NodeFact]:
+    wanted = sorted(set(names))
+    try:
+        if len(wanted) > FEW_NODES:
+            known = {n["metadata"]["name"]: n for n in await kube.list_nodes()}
+            found = [known.get(name) for name in wanted]
+        else:
+            found = await asyncio.gather(*(kube.get_node(name) for name in wanted))
+    except Forbidden:
+        return {}  # an installation without access to nodes: only what pods and agents say counts
+    return {name: node_fact(name, node) for name, node in zip(wanted, found, strict=True)}
+
+
+async def _other_owner(
+    kube: Kube, job: JobFact, pods: Iterable[PodFact], heard: Mapping[str, Heard]
+) -> OtherOwner | None:
+    """Whether the job that the run's owner record names still goes on. What cannot be read counts as alive."""
+    if job.status.active_attempt:
+        return None
+    first = [heard[p.uid].report.inspection for p in pods if p.index == 0 and p.uid in heard]
+    owners = [i.owner for i in first if i is not None and i.owner is not None and i.owner.job_uid != job.uid]
+    return await _look_up(kube, owners[-1]) if owners else None
+
+
+async def _look_up(kube: Kube, owner: Owner) -> OtherOwner:
+    if not owner.namespace or not owner.name:
+        return OtherOwner(owner.job_uid, alive=True)  # trained without a cluster: nobody can say that it is over
+    try:
+        raw = await kube.get_job(owner.namespace, owner.name)
+        over = raw is None or raw["metadata"]["uid"] != owner.job_uid or finished(parse_job(raw).status)
+    except (KubeError, SpecError):
+        over = False
+    return OtherOwner(owner.job_uid, alive=not over)
+
+
+def pod_fact(raw: Mapping[str, Any], job_uid: str) -> PodFact | None:
+    """A pod of the job; None for one that only looks like it (not owned, or labels that are not ours)."""
+    meta, spec, status = raw["metadata"], raw.get("spec", {}), raw.get("status", {})
+    owned = any(o.get("uid") == job_uid and o.get("controller") for o in meta.get("ownerReferences", []))
+    found = meta.get("labels", {})
+    index, attempt = found.get(keys.LABEL_REPLICA_INDEX, ""), found.get(keys.LABEL_CREATED_IN_ATTEMPT, "")
+    if not owned or not _is_number(index) or not _is_number(attempt):
+        return None
+    disrupted = [
+        c.get("reason", "")
+        for c in status.get("conditions", [])
+        if c.get("type") == "DisruptionTarget" and c.get("status") == "True"
+    ]
+    trainer = _trainer_status(status)
+    return PodFact(
+        name=meta["name"],
+        uid=meta["uid"],
+        index=int(index),
+        created_in_attempt=int(attempt),
+        phase=status.get("phase", "Pending"),
+        reason=status.get("reason", ""),
+        node=spec.get("nodeName", ""),
+        ip=status.get("podIP", ""),
+        deleted_at=_instant(meta.get("deletionTimestamp")),
+        grace_seconds=meta.get("deletionGracePeriodSeconds"),
+        disruption=disrupted[0] if disrupted else "",
+        end=_container_end(trainer),
+        waiting=_waiting(status, trainer),
+    )
+
+
+def _is_number(text: str) -> bool:
+    return text.isascii() and text.isdigit() and len(text) < 10
+
+
+def _trainer_status(status: Mapping[str, Any]) -> Mapping[str, Any]:
+    found = [c for c in status.get("containerStatuses", []) if c.get("name") == keys.TRAINER_CONTAINER]
+    return found[0] if found else {}
+
+
+def _container_end(trainer: Mapping[str, Any]) -> ContainerEnd | None:
+    ended = trainer.get("state", {}).get("terminated")
+    if ended is None:
+        return None
+    return ContainerEnd(
+        exit_code=ended.get("exitCode", 0),
+        signal=ended.get("signal", 0) or 0,
+        reason=ended.get("reason", ""),
+        message=ended.get("message", ""),
+    )
+
+
+def _waiting(status: Mapping[str, Any], trainer: Mapping[str, Any]) -> str:
+    """Why the pod does not run yet, in its own words."""
+    waiting = trainer.get("state", {}).get("waiting", {})
+    if waiting.get("reason"):
+        return f"{waiting['reason']}: {waiting.get('message', '')}"[:256]
+    for condition in status.get("conditions", []):
+        if condition.get("type") == "PodScheduled" and condition.get("status") == "False":
+            return f"{condition.get('reason', '')}: {condition.get('message', '')}"[:256]
+    return ""
+
+
+def node_fact(name: str, raw: Mapping[str, Any] | None) -> NodeFact:
+    """A node, or its absence."""
+    if raw is None:
+        return NodeFact(name, exists=False)
+    meta, spec, status = raw["metadata"], raw.get("spec", {}), raw.get("status", {})
+    taints = tuple(
+        Taint(t["key"], t.get("value", ""), t.get("effect", ""), _instant(t.get("timeAdded")))
+        for t in spec.get("taints", [])
+    )
+    conditions = tuple(
+        NodeCondition(c["type"], c["status"], c.get("reason", ""), _instant(c.get("lastTransitionTime")))
+        for c in status.get("conditions", [])
+    )
+    return NodeFact(
+        name=name,
+        unschedulable=bool(spec.get("unschedulable", False)),
+        taints=taints,
+        labels=meta.get("labels", {}),
+        annotations=meta.get("annotations", {}),
+        conditions=conditions,
+    )
+
+
+def _instant(text: str | None) -> datetime | None:
+    return None if not text or text == NO_TIME else datetime.fromisoformat(text)

@@ -1,0 +1,133 @@
+"""Keys that want attention: each at most once in the queue and at most once in work; later wins nothing, earlier does.
+
+Runs on one event loop. A key that is added while it is in work comes again afterwards, so no wake-up is lost.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import heapq
+import itertools
+import logging
+import random
+import time
+from collections.abc import Awaitable, Callable
+from typing import Final
+
+from holdfast_contract.reasons import Metric
+from holdfast_operator.decide.actions import Count
+from holdfast_operator.gateway.errors import KubeError, TooManyRequests, Unavailable
+from holdfast_operator.ports import Metrics
+
+Key = tuple[str, str]
+
+WORKERS: Final = 8
+PASS_SECONDS: Final = 120.0
+"""Bound of one pass; every request in it has its own, shorter one."""
+BACKOFF_BASE_SECONDS: Final = 0.5
+BACKOFF_CAP_SECONDS: Final = 60.0
+MIN_DELAY_SECONDS: Final = 0.02
+"""A pass that asks for itself at once may not starve the loop."""
+
+log = logging.getLogger(__name__)
+
+
+class WorkQueue:
+    """Calls ``work`` for keys that are due. ``work`` returns seconds until it wants the key again, or None."""
+
+    def __init__(
+        self,
+        work: Callable[[str, str], Awaitable[float | None]],
+        metrics: Metrics,
+        clock: Callable[[], float] = time.monotonic,
+    ) -> None:
+        self._work, self._metrics, self._clock = work, metrics, clock
+        self._due: dict[Key, float] = {}
+        self._heap: list[tuple[float, int, Key]] = []
+        self._order = itertools.count()
+        self._running: set[Key] = set()
+        self._failures: dict[Key, int] = {}
+        self._changed = asyncio.Event()
+
+    def add(self, namespace: str, name: str, delay_seconds: float = 0.0) -> None:
+        """Let the key be worked on no later than in so many seconds."""
+        key, when = (namespace, name), self._clock() + delay_seconds
+        if self._due.get(key, float("inf")) <= when:
+            return
+        self._due[key] = when
+        heapq.heappush(self._heap, (when, next(self._order), key))
+        self._changed.set()
+
+    async def run(self, workers: int = WORKERS) -> None:
+        """Work until cancelled."""
+        async with asyncio.TaskGroup() as group:
+            for _ in range(workers):
+                group.create_task(self._worker())
+
+    async def _worker(self) -> None:
+        while True:
+            key = await self._take()
+            try:
+                await self._pass(key)
+            finally:
+                self._running.discard(key)
+                if key in self._due:  # added while it was in work
+                    heapq.heappush(self._heap, (self._due[key], next(self._order), key))
+                    self._changed.set()
+
+    async def _take(self) -> Key:
+        while True:
+            wait = self._seconds_to_next()
+            if wait is not None and wait <= 0:
+                _, _, key = heapq.heappop(self._heap)
+                del self._due[key]
+                self._running.add(key)
+                return key
+            self._changed.clear()
+            try:
+                async with asyncio.timeout(wait):
+                    await self._changed.wait()
+            except TimeoutError:
+                continue
+
+    def _seconds_to_next(self) -> float | None:
+        """Seconds until the first key that is not in work is due; drops entries that something earlier replaced."""
+        while self._heap:
+            when, _, key = self._heap[0]
+            if key not in self._running and self._due.get(key) == when:
+                return when - self._clock()
+            heapq.heappop(self._heap)
+        return None
+
+    async def _pass(self, key: Key) -> None:
+        began = self._clock()
+        try:
+            async with asyncio.timeout(PASS_SECONDS):
+                again = await self._work(*key)
+        except Exception as error:  # one job's trouble, of whatever kind, must not stop the others
+            self._failed(key, error)
+        else:
+            self._failures.pop(key, None)
+            self._metrics.count(Count(Metric.RECONCILES, labels={"result": "ok"}))
+            if again is not None:
+                self.add(*key, max(again, MIN_DELAY_SECONDS))
+        self._metrics.count(Count(Metric.RECONCILE_SECONDS, self._clock() - began))
+
+    def _failed(self, key: Key, error: Exception) -> None:
+        failures = self._failures[key] = self._failures.get(key, 0) + 1
+        delay = min(BACKOFF_CAP_SECONDS, BACKOFF_BASE_SECONDS * 2.0 ** min(failures - 1, 10)) * random.uniform(0.8, 1.2)
+        if isinstance(error, TooManyRequests):
+            delay = max(delay, error.retry_after_seconds)
+        known = isinstance(error, KubeError | TimeoutError)
+        quiet = isinstance(error, Unavailable) and failures > 3
+        log.log(
+            logging.DEBUG if quiet else logging.WARNING,
+            "pass failed, again in %.1f s: %s: %s",
+            delay,
+            type(error).__name__,
+            error,
+            exc_info=None if known else error,
+            extra={"namespace": key[0], "job": key[1], "failures": failures},
+        )
+        self._metrics.count(Count(Metric.RECONCILES, labels={"result": "error"}))
+        self.add(*key, delay)

@@ -1,0 +1,181 @@
+"""The watch: kopf in a thread of its own, used for one thing only, to say which objects have changed.
+
+Its handlers see raw events and answer nothing, so kopf writes nothing: no annotations, finalizers, events or peering.
+What it tells is a hint; every decision reads again. If it ends, for whatever reason, the process ends: that is cheap.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import threading
+import time
+from collections.abc import Callable, Mapping
+from concurrent.futures import Future
+from dataclasses import dataclass
+from typing import Any, Final
+
+import kopf
+
+from holdfast_contract import keys
+from holdfast_operator.gateway import access
+
+SERVER_SECONDS: Final = 60
+"""The API server ends each watch after so long; the next one begins where it was."""
+INACTIVITY_SECONDS: Final = 70.0
+CONNECT_SECONDS: Final = 5.0
+REQUEST_SECONDS: Final = 10.0
+STOP_SECONDS: Final = 5.0
+
+JOBS: Final = keys.PLURAL
+PODS: Final = "pods"
+NODES: Final = "nodes"
+
+log = logging.getLogger(__name__)
+
+Sink = Callable[[str, str, Mapping[str, Any]], None]
+"""Takes (resource, type of event or "", object). Called in the watch's thread."""
+
+
+class Watch:
+    """TrainingJobs, pods of jobs and nodes, from now until ``stop``."""
+
+    def __init__(self, kubeconfig: str | None, namespace: str | None, sink: Sink) -> None:
+        self._kubeconfig, self._namespace, self._sink = kubeconfig, namespace, sink
+        self._stop, self._ready, self._lock = threading.Event(), threading.Event(), threading.Lock()
+        self.ended: Future[None] = Future()
+        """Done when the watch has ended; its exception says why, if there was one."""
+
+    @property
+    def ready(self) -> bool:
+        """Whether kopf has started."""
+        return self._ready.is_set()
+
+    def start(self) -> None:
+        """Begin in a new thread."""
+        threading.Thread(target=self._run, name="watch", daemon=True).start()
+
+    def stop(self) -> None:
+        """End it; ``ended`` tells when."""
+        self._stop.set()
+
+    def _run(self) -> None:
+        try:
+            asyncio.run(self._operate())
+        except BaseException as error:  # whatever it was: the process must learn that the watch is gone
+            self._end(error)
+        else:
+            self._end(None)
+
+    def _end(self, error: BaseException | None) -> None:
+        with self._lock:
+            if self.ended.done():
+                return
+            if error is None:
+                self.ended.set_result(None)
+            else:
+                self.ended.set_exception(error if isinstance(error, Exception) else RuntimeError(repr(error)))
+
+    def _login(self) -> kopf.ConnectionInfo:
+        """Anew each time: tokens rotate. A login that fails would leave kopf turning with nothing watched: end."""
+        try:
+            return access.for_watch(access.load(self._kubeconfig))
+        except Exception as error:
+            self._end(error)
+            raise
+
+    async def _operate(self) -> None:
+        everywhere: dict[str, Any] = {"clusterwide": True}
+        await kopf.operator(
+            registry=_registry(self._login, self._sink),
+            settings=_settings(),
+            standalone=True,
+            stop_flag=self._stop,
+            ready_flag=self._ready,
+            **(everywhere if self._namespace is None else {"namespaces": [self._namespace]}),
+        )
+
+
+def _settings() -> kopf.OperatorSettings:
+    settings = kopf.OperatorSettings()
+    settings.posting.enabled = False
+    settings.scanning.disabled = True  # needs no right to list namespaces and definitions
+    settings.watching.server_timeout = SERVER_SECONDS
+    settings.watching.client_timeout = SERVER_SECONDS + REQUEST_SECONDS
+    settings.watching.connect_timeout = CONNECT_SECONDS
+    settings.watching.inactivity_timeout = INACTIVITY_SECONDS
+    settings.networking.request_timeout = REQUEST_SECONDS
+    settings.networking.connect_timeout = CONNECT_SECONDS
+    settings.networking.error_backoffs = (1, 2)
+    settings.process.ultimate_exiting_timeout = STOP_SECONDS
+    return settings
+
+
+def _registry(login: Callable[[], kopf.ConnectionInfo], sink: Sink) -> kopf.OperatorRegistry:
+    registry = kopf.OperatorRegistry()
+
+    @kopf.on.login(registry=registry, id="login", errors=kopf.ErrorsMode.PERMANENT)
+    async def _credentials(**_: Any) -> kopf.ConnectionInfo:
+        return login()
+
+    def on(resource: str, *selector: str, **filters: Any) -> None:
+        async def seen(event: kopf.RawEvent, **_: Any) -> None:
+            sink(resource, event["type"] or "", event["object"])
+
+        kopf.on.event(*selector, registry=registry, id=resource, **filters)(seen)
+
+    on(JOBS, keys.API_GROUP, keys.VERSION, keys.PLURAL)
+    on(PODS, "v1", "pods", labels={keys.LABEL_JOB_NAME: kopf.PRESENT})
+    on(NODES, "v1", "nodes")
+    return registry
+
+
+@dataclass(frozen=True)
+class _Untold:
+    version: str
+    since: float
+
+
+class WatchAudit:
+    """Proves the watch dead or alive: a version that the API server has and the watch has not told of ages here.
+
+    Nothing can be proven while nothing changes; then nothing is missed either. Called from several threads.
+    """
+
+    def __init__(self, limit_seconds: float, clock: Callable[[], float] = time.monotonic) -> None:
+        self._limit, self._clock = limit_seconds, clock
+        self._told: dict[str, dict[str, str]] = {}
+        self._untold: dict[str, dict[str, _Untold]] = {}
+        self._lock = threading.Lock()
+
+    def told(self, resource: str, event: str, item: Mapping[str, Any]) -> None:
+        """The watch has delivered this object."""
+        meta = item["metadata"]
+        with self._lock:
+            self._untold.get(resource, {}).pop(meta["uid"], None)
+            if event == "DELETED":
+                self._told.get(resource, {}).pop(meta["uid"], None)
+            else:
+                self._told.setdefault(resource, {})[meta["uid"]] = meta["resourceVersion"]
+
+    def listed(self, resource: str, versions: Mapping[str, str]) -> None:
+        """A live list has these versions by UID."""
+        now = self._clock()
+        with self._lock:
+            told, before = self._told.get(resource, {}), self._untold.get(resource, {})
+            self._untold[resource] = {
+                uid: before.get(uid) or _Untold(version, now)
+                for uid, version in versions.items()
+                if told.get(uid) != version
+            }
+
+    def problems(self) -> list[str]:
+        """What the watch has not told for longer than the limit."""
+        now = self._clock()
+        found = []
+        with self._lock:
+            for resource, untold in self._untold.items():
+                oldest = min((u.since for u in untold.values()), default=now)
+                if now - oldest > self._limit:
+                    found.append(f"the watch of {resource} has been silent about a change for {now - oldest:.0f} s")
+        return found
