@@ -1,0 +1,105 @@
+"""What the demo saw, on one monotonic clock: marks, spans and the training curve."""
+
+from __future__ import annotations
+
+import enum
+import threading
+import time
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from typing import Final
+
+LANES: Final = ("you", "operator", "worker 0", "worker 1", "checkpoints")
+
+
+class Kind(enum.StrEnum):
+    """How a mark or span is drawn; the page and the screen share the vocabulary."""
+
+    INFO = "info"
+    GOOD = "good"
+    WARN = "warn"
+    FAULT = "fault"
+    STARTUP = "startup"
+    COMPILE = "compile"
+    TRAIN = "train"
+
+
+@dataclass(frozen=True)
+class Mark:
+    """Something that happened at one instant, ``at`` seconds after the demo's job was applied."""
+
+    at: float
+    lane: str
+    kind: Kind
+    text: str
+
+
+@dataclass
+class Span:
+    """Something that lasted; ``end`` is None while it does."""
+
+    lane: str
+    kind: Kind
+    text: str
+    start: float
+    end: float | None = None
+
+
+@dataclass(frozen=True)
+class Point:
+    """Training progress as the job's status showed it."""
+
+    at: float
+    step: int
+    loss: float | None
+
+
+@dataclass
+class Record:
+    """Collects from several threads; readers take copies."""
+
+    clock: Callable[[], float] = time.monotonic
+    started: float = field(default_factory=time.monotonic)
+    marks: list[Mark] = field(default_factory=list)
+    spans: list[Span] = field(default_factory=list)
+    points: list[Point] = field(default_factory=list)
+    _lock: threading.Lock = field(default_factory=threading.Lock, repr=False)
+
+    def now(self) -> float:
+        """Seconds since this record began."""
+        return self.clock() - self.started
+
+    def mark(self, lane: str, kind: Kind, text: str, *, at: float | None = None) -> float:
+        """Note an event; returns its instant."""
+        instant = self.now() if at is None else at
+        with self._lock:
+            self.marks.append(Mark(instant, lane, kind, text))
+        return instant
+
+    def begin(self, lane: str, kind: Kind, text: str) -> None:
+        """The lane's open span ends and this one begins."""
+        instant = self.now()
+        with self._lock:
+            self._close(lane, instant)
+            self.spans.append(Span(lane, kind, text, instant))
+
+    def end(self, lane: str) -> None:
+        """The lane's open span ends."""
+        with self._lock:
+            self._close(lane, self.now())
+
+    def point(self, step: int, loss: float | None) -> None:
+        """Add progress, if it is any."""
+        with self._lock:
+            if not self.points or self.points[-1].step != step:
+                self.points.append(Point(self.now(), step, loss))
+
+    def snapshot(self) -> tuple[list[Mark], list[Span], list[Point]]:
+        """Copies, marks in order of time."""
+        with self._lock:
+            return sorted(self.marks, key=lambda m: m.at), list(self.spans), list(self.points)
+
+    def _close(self, lane: str, instant: float) -> None:
+        for span in self.spans:
+            if span.lane == lane and span.end is None:
+                span.end = instant

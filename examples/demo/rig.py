@@ -1,0 +1,192 @@
+"""The demo's world: a control plane, three nodes, Holdfast installed with Helm, and the verbs the acts need."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+import threading
+import time
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from types import TracebackType
+from typing import Any, Final, Self
+
+from kubernetes import client, config
+
+from examples.demo.jobs import Training, manifest
+from holdfast_contract import keys
+from localkube.binaries import helm
+from localkube.certs import Authority
+from localkube.cluster import Cluster
+from localkube.faultproxy import FaultProxy, Hook, Upstream
+from localkube.nodes import NodeOptions
+from localkube.progress import to_stderr
+
+NODES: Final = ("node-a", "node-b", "node-c")
+NAMESPACE: Final = "training"
+OPERATOR_NAMESPACE: Final = "holdfast-system"
+RELEASE: Final = "holdfast"
+HELM_SECONDS: Final = 120
+REQUEST_SECONDS: Final = 10
+POD_POLL_SECONDS: Final = 0.2
+
+
+class Rig:
+    """A cluster of the demo's own; everything is gone when the ``with`` block ends."""
+
+    def __init__(self, repository: Path, work: Path, hook: Hook) -> None:
+        self.on_pods: Callable[[dict[int, dict[str, Any]]], object] = lambda _: None
+        self._repository = repository
+        self._work = work
+        self._hook = hook
+        self._cluster = Cluster(progress=to_stderr())
+        self._stop = threading.Event()
+
+    def __enter__(self) -> Self:
+        began = time.monotonic()
+        self._cluster.start()
+        try:
+            self._start_nodes()
+            self._connect()
+            self._install()
+        except BaseException:
+            self.__exit__(None, None, None)
+            raise
+        print(
+            f"-- control plane, {len(NODES)} nodes and Holdfast are up after {time.monotonic() - began:.1f} s",
+            flush=True,
+        )
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self._stop.set()
+        self._proxy.stop()
+        self._cluster.stop()
+
+    @property
+    def kubeconfig(self) -> Path:
+        """The administrator's."""
+        return self._cluster.kubeconfig
+
+    @property
+    def api_port(self) -> int:
+        """Where pods of this rig reach the API server: the fault proxy's port, which no other cluster has."""
+        return self._proxy.port
+
+    @property
+    def kubectl(self) -> Sequence[str]:
+        """Kubectl as a command line's beginning."""
+        return self._cluster.kubectl_command()
+
+    def apply(self, training: Training) -> None:
+        """Create a TrainingJob."""
+        job = manifest(training, namespace=NAMESPACE)
+        self._jobs.create_namespaced_custom_object(*self._kind, job, _request_timeout=REQUEST_SECONDS)
+
+    def get_job(self, name: str) -> dict[str, Any]:
+        """A TrainingJob as it is now."""
+        job: dict[str, Any] = self._jobs.get_namespaced_custom_object(
+            *self._kind, name, _request_timeout=REQUEST_SECONDS
+        )
+        return job
+
+    def wait_succeeded(self, name: str, *, timeout_seconds: float) -> None:
+        """Wait until a job has succeeded. Raises TimeoutError or, if it failed, RuntimeError, with its conditions."""
+        deadline = time.monotonic() + timeout_seconds
+        while True:
+            status = self.get_job(name).get("status") or {}
+            held = {c["type"] for c in status.get("conditions") or [] if c["status"] == "True"}
+            if "Succeeded" in held:
+                return
+            if "Failed" in held or time.monotonic() > deadline:
+                kind = RuntimeError if "Failed" in held else TimeoutError
+                raise kind(f"{name}: {status.get('conditions')} {status.get('lastEnd')}")
+            time.sleep(POD_POLL_SECONDS)
+
+    def pods(self, job: str) -> dict[int, dict[str, Any]]:
+        """The newest pod of each worker."""
+        answer = self._core.list_namespaced_pod(
+            NAMESPACE,
+            label_selector=f"{keys.LABEL_JOB_NAME}={job}",
+            _request_timeout=REQUEST_SECONDS,
+            _preload_content=False,
+        )
+        newest: dict[int, dict[str, Any]] = {}
+        for pod in sorted(json.loads(answer.data)["items"], key=_created_in_attempt):
+            newest[int(pod["metadata"]["labels"][keys.LABEL_REPLICA_INDEX])] = pod
+        return newest
+
+    def node_of(self, job: str, worker: int) -> str:
+        """The node of a worker's newest pod."""
+        return str(self.pods(job)[worker]["spec"]["nodeName"])
+
+    def follow_pods(self, job: str) -> None:
+        """Call ``on_pods`` with a job's pods from now on, in a thread."""
+
+        def run() -> None:
+            while not self._stop.wait(POD_POLL_SECONDS):
+                try:
+                    running = {w: p for w, p in self.pods(job).items() if _has_started(p)}
+                except Exception as error:  # the API server may be busy; the next round sees the pods
+                    print(f"   pods of {job}: {error}")
+                    continue
+                self.on_pods(running)
+
+        threading.Thread(target=run, name="pods", daemon=True).start()
+
+    def taint(self, node: str, key: str) -> None:
+        """Give a node a NoSchedule taint."""
+        self._cluster.kubectl("taint", "node", node, f"{key}=:NoSchedule", "--overwrite")
+
+    def untaint(self, node: str, key: str) -> None:
+        """Take it away again."""
+        self._cluster.kubectl("taint", "node", node, f"{key}-")
+
+    def _start_nodes(self) -> None:
+        pki = self._cluster.layout.pki
+        pair = Authority.load(pki).server("fault-proxy", ["127.0.0.1", "localhost"])
+        pair.write(self._work, "proxy")
+        upstream = Upstream(
+            self._cluster.server_url, pki / "ca.crt", self._work / "proxy.crt", self._work / "proxy.key"
+        )
+        self._proxy = FaultProxy(upstream, self._hook)
+        self._proxy.start()
+        arguments = [
+            "--service-address", f"127.0.0.1:{self._proxy.port}", "--venv", sys.prefix,
+            # A kubelet would wait 10, 20, 40 ... s between restarts of the operator, which the demo kills on purpose.
+            "--backoff-seconds", "0",
+        ]  # fmt: skip
+        options = NodeOptions(arguments=arguments)
+        self._cluster.add_nodes(NODES, options)
+
+    def _connect(self) -> None:
+        api = config.new_client_from_config(str(self._cluster.kubeconfig))
+        self._core, self._jobs = client.CoreV1Api(api), client.CustomObjectsApi(api)
+        self._kind = (keys.API_GROUP, keys.VERSION, NAMESPACE, keys.PLURAL)
+
+    def _install(self) -> None:
+        print("-- helm install holdfast charts/holdfast", flush=True)
+        command = [
+            str(helm(to_stderr())), "install", RELEASE, str(self._repository / "charts" / "holdfast"),
+            "--kubeconfig", str(self._cluster.kubeconfig), "--namespace", OPERATOR_NAMESPACE, "--create-namespace",
+            "--wait", "--timeout", f"{HELM_SECONDS}s",
+        ]  # fmt: skip
+        done = subprocess.run(command, capture_output=True, text=True, timeout=2 * HELM_SECONDS, check=False)
+        if done.returncode != 0:
+            pods = self._cluster.kubectl("describe", "pods", "--namespace", OPERATOR_NAMESPACE, check=False).stdout
+            logs = self._cluster.kubectl(
+                "logs", "--namespace", OPERATOR_NAMESPACE, f"deployment/{RELEASE}", check=False
+            )
+            raise RuntimeError(f"helm install failed: {done.stderr}\n{pods}\n{logs.stdout}{logs.stderr}")
+        self._cluster.kubectl("create", "namespace", NAMESPACE)
+
+
+def _created_in_attempt(pod: dict[str, Any]) -> int:
+    return int(pod["metadata"]["labels"].get(keys.LABEL_CREATED_IN_ATTEMPT, 0))
+
+
+def _has_started(pod: dict[str, Any]) -> bool:
+    return any("running" in (s.get("state") or {}) for s in pod.get("status", {}).get("containerStatuses") or [])
