@@ -1,0 +1,146 @@
+"""The chart against a real API server: accepted, restricted, and a CA that survives upgrades."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+import yaml
+
+from holdfast_contract import keys
+from localkube.cluster import Cluster
+from tests.support.chart import Helm, Object, sets
+from tests.support.kubectl import KubectlError, kubectl
+from tests.support.manifests import training_job, with_value
+
+RELEASE = "hf"
+# Another release may own the definition in a shared cluster; the dry run below covers it.
+NO_CRD = "--set=crd.install=false"
+
+
+@pytest.fixture(scope="module")
+def kubeconfig(cluster: Any) -> Path:
+    return Path(cluster.kubeconfig)
+
+
+@pytest.fixture(scope="module")
+def helm(kubeconfig: Path) -> Helm:
+    return Helm(kubeconfig)
+
+
+@pytest.fixture
+def release(helm: Helm, namespace: str) -> Iterator[str]:
+    """A namespace in which the chart is installed."""
+    helm.apply("install", RELEASE, namespace, NO_CRD)
+    yield namespace
+    helm.run("uninstall", RELEASE, "--namespace", namespace)
+
+
+def secret_of(kubeconfig: Path, namespace: str) -> Object:
+    found: Object = json.loads(
+        kubectl(kubeconfig, "-n", namespace, "get", "secret", f"{RELEASE}-holdfast-tls", "-o", "json")
+    )
+    return found
+
+
+@pytest.mark.parametrize(
+    "values",
+    [
+        {},
+        {"replicas": 2, "logLevel": "debug", "priorityClassName": "system-cluster-critical"},
+        {"tls.existingSecret": "mine", "networkPolicy.enabled": False},
+        {
+            "tolerations": [{"operator": "Exists"}],
+            "nodeSelector": {"pool": "system"},
+            "image.pullSecrets": [{"name": "registry"}],
+            "podLabels": {"team": "ml"},
+        },
+        {"serviceAccount.annotations": {"a": "b"}, "podAnnotations": {"c": "d"}, "fullnameOverride": "operator"},
+    ],
+    ids=["default", "two-replicas", "own-secret", "placement", "names"],
+)
+def test_the_server_accepts_what_is_rendered(
+    kubeconfig: Path, helm: Helm, namespace: str, values: dict[str, object]
+) -> None:
+    objects = helm.template(*sets(values), release=RELEASE, namespace=namespace)
+    answer = kubectl(
+        kubeconfig,
+        *("apply", "--server-side", "--force-conflicts", "--dry-run=server", "--validate=strict", "-f", "-"),
+        text=yaml.safe_dump_all(objects),
+    )
+    assert len(answer.splitlines()) == len(objects)
+
+
+def test_pods_pass_the_restricted_standard(kubeconfig: Path, release: str) -> None:
+    kubectl(kubeconfig, "label", "namespace", release, "pod-security.kubernetes.io/enforce=restricted")
+    deployment = json.loads(
+        kubectl(kubeconfig, "-n", release, "get", "deployment", f"{RELEASE}-holdfast", "-o", "json")
+    )
+    pod = {
+        "apiVersion": "v1",
+        "kind": "Pod",
+        "metadata": {"name": "probe", "namespace": release},
+        "spec": deployment["spec"]["template"]["spec"],
+    }
+    kubectl(kubeconfig, "apply", "--dry-run=server", "-f", "-", text=yaml.safe_dump(pod))
+    loosened = with_value(pod, "spec.containers[0].securityContext.allowPrivilegeEscalation", True)
+    with pytest.raises(KubectlError, match="violates PodSecurity"):
+        kubectl(kubeconfig, "apply", "--dry-run=server", "-f", "-", text=yaml.safe_dump(loosened))
+
+
+def test_an_upgrade_keeps_the_certificates(kubeconfig: Path, helm: Helm, release: str) -> None:
+    before = secret_of(kubeconfig, release)
+    helm.apply("upgrade", RELEASE, release, NO_CRD, "--set=replicas=2")
+    after = secret_of(kubeconfig, release)
+    assert after["data"] == before["data"]
+    assert after["metadata"]["annotations"] == before["metadata"]["annotations"]
+
+
+def test_an_upgrade_late_in_the_life_of_the_leaf_renews_it_under_the_same_ca(
+    kubeconfig: Path, helm: Helm, release: str
+) -> None:
+    before = secret_of(kubeconfig, release)["data"]
+    kubectl(
+        kubeconfig,
+        "-n",
+        release,
+        "annotate",
+        "--overwrite",
+        "secret",
+        f"{RELEASE}-holdfast-tls",
+        "holdfast.dev/renew-after=1",
+    )
+    helm.apply("upgrade", RELEASE, release, NO_CRD, "--force-conflicts")
+    after = secret_of(kubeconfig, release)
+    assert [after["data"][k] == before[k] for k in ("ca.crt", "ca.key", "tls.crt", "tls.key")] == [
+        True,
+        True,
+        False,
+        False,
+    ]
+    assert int(after["metadata"]["annotations"]["holdfast.dev/renew-after"]) > 1
+
+
+def test_the_definition_comes_with_the_chart_is_upgraded_with_it_and_outlives_it() -> None:
+    with Cluster() as own:
+        helm, namespace = Helm(own.kubeconfig), "default"
+        helm.apply("install", RELEASE, namespace)
+        column = ".spec.versions[0].additionalPrinterColumns[0].name"
+        assert kubectl(own.kubeconfig, "get", "crd", keys.CRD_NAME, f"-o=jsonpath={{{column}}}") == "State"
+        older = '[{"op": "remove", "path": "/spec/versions/0/additionalPrinterColumns/0"}]'
+        kubectl(
+            own.kubeconfig, "patch", "crd", keys.CRD_NAME, "--field-manager=helm", "--type=json", f"--patch={older}"
+        )
+        helm.apply("upgrade", RELEASE, namespace, "--force-conflicts")
+        assert kubectl(own.kubeconfig, "get", "crd", keys.CRD_NAME, f"-o=jsonpath={{{column}}}") == "State"
+        kubectl(own.kubeconfig, "wait", "--for=condition=Established", "crd", keys.CRD_NAME, "--timeout=20s")
+        kubectl(own.kubeconfig, "create", "-f", "-", text=yaml.safe_dump(training_job(namespace=namespace)))
+        done = helm.run("uninstall", RELEASE, "--namespace", namespace)
+        assert done.returncode == 0, done.stderr
+        assert (
+            kubectl(own.kubeconfig, "get", keys.PLURAL, "-o", "name").strip()
+            == f"{keys.SINGULAR}.{keys.API_GROUP}/char-lm"
+        )

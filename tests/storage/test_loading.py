@@ -1,0 +1,212 @@
+"""Looking at checkpoints and loading them, whole or in parts, without a session."""
+
+from __future__ import annotations
+
+import shutil
+from pathlib import Path
+from typing import Any
+
+import flax.struct
+import jax
+import jax.numpy as jnp
+import numpy as np
+import optax  # type: ignore[import-untyped]
+import pytest
+
+import holdfast
+from holdfast import errors
+from holdfast.store import Request
+from tests.support.storage_states import bits, flip_bit, store_at
+
+
+@flax.struct.dataclass
+class Trained:
+    params: Any
+    opt: Any
+    key: Any
+    step: int
+
+
+def _state(seed: int) -> Trained:
+    params = {
+        "encoder": [{"w": jnp.full((4, 4), seed + i, jnp.bfloat16)} for i in range(3)],
+        "head": {"w": jnp.arange(8.0) + seed, "none": jnp.zeros((0, 3))},
+    }
+    return Trained(params, optax.adam(1e-3).init(params), jax.random.key(seed), seed)
+
+
+LOSSES = {1: 0.5, 2: 0.1, 3: 0.3, 4: float("nan")}
+
+
+@pytest.fixture(scope="module")
+def saved(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Run ``char-lm``: attempt 1 committed steps 1 to 3, attempt 2 steps 3 and 4; seed 10 * attempt + step."""
+    root = tmp_path_factory.mktemp("saved") / "char-lm"
+    for attempt, steps in ((1, (1, 2, 3)), (2, (3, 4))):
+        store = store_at(root, attempt)
+        for step in steps:
+            store.save(step, _state(10 * attempt + step), Request(metrics={"loss": LOSSES[step]})).result(30)
+        store.close()
+    return root
+
+
+@pytest.fixture
+def path(saved: Path, tmp_path: Path) -> Path:
+    shutil.copytree(saved, tmp_path / "checkpoints" / saved.name)
+    return tmp_path / "checkpoints"
+
+
+def _damage(path: Path, attempt: int, step: int) -> None:
+    files = (p for p in (path / "char-lm" / str(attempt) / str(step)).rglob("*") if p.is_file())
+    flip_bit(max(files, key=lambda p: p.stat().st_size))
+
+
+def _seed(loaded: Any) -> int:
+    return int(loaded.state["step"])
+
+
+def test_the_newest_a_step_and_the_best(path: Path) -> None:
+    assert _seed(holdfast.load(path)) == 24
+    assert _seed(holdfast.load(path, step=2)) == 12
+    assert _seed(holdfast.load(path, step=3)) == 23, "of several attempts the newest counts"
+    assert _seed(holdfast.load(path / "char-lm" / "1", step=3)) == 13
+    assert _seed(holdfast.load(path / "char-lm" / "1" / "1")) == 11
+    assert _seed(holdfast.load(path, best=("loss", "min"))) == 12
+    assert _seed(holdfast.load(path, best=("loss", "max"))) == 11
+    chosen = holdfast.load(path, run="char-lm", best=("loss", "min"))
+    assert (chosen.attempt, chosen.step, chosen.metrics, chosen.rejected) == (1, 2, {"loss": 0.1}, ())
+
+
+def test_damage_is_walked_past_unless_one_checkpoint_was_asked_for(path: Path) -> None:
+    _damage(path, 2, 4)
+    _damage(path, 1, 2)
+    newest = holdfast.load(path)
+    assert (newest.step, [(r.attempt, r.step) for r in newest.rejected]) == (3, [(2, 4)])
+    assert "digest" in newest.rejected[0].reason
+    best = holdfast.load(path, best=("loss", "min"))
+    assert (best.attempt, best.step, [(r.attempt, r.step) for r in best.rejected]) == (2, 3, [(1, 2)])
+    for chosen in ({"step": 4}, {"step": 2}):
+        with pytest.raises(errors.DamagedCheckpoint):
+            holdfast.load(path, **chosen)  # type: ignore[arg-type]
+    with pytest.raises(errors.DamagedCheckpoint):
+        holdfast.load(path / "char-lm" / "2" / "4")
+    for attempt, step in ((2, 3), (1, 3), (1, 1)):
+        _damage(path, attempt, step)
+    with pytest.raises(errors.NoValidCheckpoint) as caught:
+        holdfast.load(path)
+    assert len(caught.value.rejected) == 5
+
+
+def test_what_is_not_there_is_said(path: Path) -> None:
+    for arguments in ({"step": 9}, {"run": "other"}, {"best": ("accuracy", "max")}):
+        with pytest.raises(FileNotFoundError):
+            holdfast.load(path, **arguments)
+    shutil.copytree(path / "char-lm", path / "second")
+    with pytest.raises(ValueError, match="char-lm, second"):
+        holdfast.load(path)
+    with pytest.raises(ValueError, match="both"):
+        holdfast.load(path, run="char-lm", step=1, best=("loss", "min"))
+    with pytest.raises(ValueError, match="mode"):
+        holdfast.load(path, run="char-lm", best=("loss", "least"))  # type: ignore[arg-type]
+
+
+def test_the_whole_state_without_a_template(path: Path) -> None:
+    loaded = holdfast.load(path, step=1).state
+    expected = _state(11)
+    assert bits(loaded["params"]["encoder"]["2"]) == bits(expected.params["encoder"][2])
+    assert bits(loaded["key"]) == bits(expected.key)
+    assert loaded["params"]["head"]["none"].shape == (0, 3)
+    assert isinstance(loaded["params"]["head"]["w"], jax.Array)
+    assert len(jax.tree.leaves(loaded)) == len(jax.tree.leaves(expected))
+
+
+def test_parameters_alone_into_a_dictionary_or_into_what_they_were(path: Path) -> None:
+    expected = _state(24).params
+    for like in ({"params": expected}, {"params": jax.eval_shape(lambda: expected)}):
+        loaded = holdfast.load(path, parts=("params",), like=like)
+        assert bits(loaded.state) == bits({"params": expected})
+    alone = holdfast.load(path, parts=("params.head",)).state
+    assert bits(alone) == bits({"params": {"head": expected["head"]}})
+    whole = holdfast.load(path, like=_state(0))
+    assert bits(whole.state) == bits(_state(24))
+    assert isinstance(whole.state, Trained)
+
+
+def test_only_the_parts_asked_for_are_read(path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    from holdfast.store import orbax_io
+
+    asked: list[set[str]] = []
+    real = orbax_io.load_named
+
+    def spy(folder: Path, wanted: Any) -> Any:
+        asked.append(set(wanted))
+        return real(folder, wanted)
+
+    monkeypatch.setattr(orbax_io, "load_named", spy)
+    holdfast.load(path, parts=("params.head.w", "step"))
+    assert asked == [{"params.head.w", "step"}]
+
+
+def test_sharded_parameters(path: Path) -> None:
+    mesh = jax.make_mesh((1,), ("x",))
+    sharding = jax.sharding.NamedSharding(mesh, jax.sharding.PartitionSpec("x"))  # type: ignore[no-untyped-call]
+    like = {"params": {"head": {"w": jax.ShapeDtypeStruct((8,), jnp.float32, sharding=sharding)}}}  # type: ignore[no-untyped-call]
+    loaded = holdfast.load(path, parts=("params.head.w",), like=like).state["params"]["head"]["w"]
+    assert loaded.sharding == sharding
+    assert np.array_equal(loaded, np.arange(8.0) + 24)
+
+
+def test_every_difference_is_named_and_nothing_happens_silently(path: Path) -> None:
+    like = {"params": {"encoder": _state(0).params["encoder"][:2], "head": {"w": jnp.zeros(9)}, "extra": jnp.zeros(1)}}
+    with pytest.raises(errors.StructureMismatch) as caught:
+        holdfast.load(path, parts=("params",), like=like)
+    for name in ("params.extra", "params.head.w", "params.head.none", "params.encoder.2.w"):
+        assert name in str(caught.value)
+    with pytest.raises(errors.StructureMismatch, match=r"opt\.0"):
+        holdfast.load(path, like={"params": _state(0).params})
+    with pytest.raises(errors.StructureMismatch, match="choose among key, opt, params, step"):
+        holdfast.load(path, parts=("weights",))
+    with pytest.raises(ValueError, match="parts"):
+        holdfast.load(path, parts="params")
+
+
+def test_leaves_that_may_be_new_or_dropped(path: Path) -> None:
+    head = jnp.full(9, 0.25)
+    like: Any = {"params": {"encoder": _state(0).params["encoder"], "head": {"w": head}}, "step": 0}
+    changes: dict[str, Any] = {"new_leaves": ["params.head"], "dropped_leaves": ["params.head", "opt", "key"]}
+    loaded = holdfast.load(path, like=like, **changes)
+    assert bits(loaded.state["params"]["encoder"]) == bits(_state(24).params["encoder"])
+    assert loaded.state["params"]["head"]["w"] is head
+    assert loaded.new == ("params.head.w",)
+    assert {"key", "params.head.w", "params.head.none"} <= set(loaded.dropped)
+    like["params"]["head"]["w"] = jax.ShapeDtypeStruct((9,), jnp.float32)  # type: ignore[no-untyped-call]
+    with pytest.raises(errors.StructureMismatch, match="real arrays"):
+        holdfast.load(path, like=like, **changes)
+
+
+def test_a_numpy_template_gives_numpy(path: Path) -> None:
+    loaded = holdfast.load(path, parts=("params.head.w",), like={"params": {"head": {"w": np.zeros(8, np.float32)}}})
+    value = loaded.state["params"]["head"]["w"]
+    assert type(value) is np.ndarray
+    assert np.array_equal(value, np.arange(8.0) + 24)
+
+
+def test_listing_with_and_without_digests(path: Path) -> None:
+    _damage(path, 2, 4)
+    assert [c.status for c in holdfast.checkpoints(path)] == ["valid"] * 5
+    deep = holdfast.checkpoints(path, run="char-lm", deep=True)
+    assert [(c.attempt, c.step, c.valid) for c in deep][:2] == [(2, 4, False), (2, 3, True)]
+    assert deep[1].metrics == {"loss": 0.3}
+    assert deep[1].ref.digest == deep[1].digest != ""
+    with pytest.raises(FileNotFoundError):
+        holdfast.checkpoints(path / "none")
+
+
+def test_loading_writes_nothing(path: Path) -> None:
+    def listing() -> list[tuple[str, int]]:
+        return sorted((str(p), p.stat().st_mtime_ns) for p in path.rglob("*"))
+
+    before = listing()
+    holdfast.load(path)
+    holdfast.checkpoints(path, deep=True)
+    assert listing() == before

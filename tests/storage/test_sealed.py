@@ -1,0 +1,251 @@
+"""Checkpoints of plain Orbax, sealed: the manager still works with them, and damage that it would accept is refused."""
+
+from __future__ import annotations
+
+import os
+import shutil
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import jax.numpy as jnp
+import numpy as np
+import orbax.checkpoint as ocp
+import pytest
+from orbax.checkpoint import v1 as orbax_v1
+
+import holdfast
+from holdfast import errors
+from holdfast.cli import main
+from holdfast.store import fs
+from holdfast_contract.keys import MANIFEST_FILE
+from tests.support.storage_states import flip_bit
+
+
+def _state(seed: int) -> dict[str, Any]:
+    return {"params": {"w": jnp.arange(4096.0).reshape(64, 64) + seed}, "opt": [jnp.full(3, seed), (jnp.zeros(2),)]}
+
+
+def _manager(root: Path, **options: Any) -> ocp.CheckpointManager:
+    return ocp.CheckpointManager(root, options=ocp.CheckpointManagerOptions(**options))
+
+
+def _save(manager: ocp.CheckpointManager, *steps: int) -> None:
+    for step in steps:
+        manager.save(step, args=ocp.args.StandardSave(_state(step)))
+    manager.wait_until_finished()
+
+
+def _restored(root: Path, step: int) -> Any:
+    with _manager(root) as manager:
+        return manager.restore(step, args=ocp.args.StandardRestore(_state(0)))
+
+
+def _flip_array_bit(folder: Path, step: int) -> Path:
+    """One bit of a number, in a place where plain Orbax reads it."""
+    needle = np.asarray(_state(step)["params"]["w"]).tobytes()
+    [data] = [p for p in folder.rglob("*") if p.is_file() and needle in p.read_bytes()]
+    flip_bit(data, byte=data.read_bytes().index(needle) + 6)
+    return data
+
+
+@pytest.fixture(scope="module")
+def saved(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Steps 1, 2 and 3 of a manager that does not compress, none sealed."""
+    root = tmp_path_factory.mktemp("saved") / "mine"
+    handler = ocp.PyTreeCheckpointHandler(use_compression=False)
+    with ocp.CheckpointManager(root, item_handlers=handler) as manager:
+        for step in (1, 2, 3):
+            manager.save(step, args=ocp.args.PyTreeSave(_state(step)))
+    return root
+
+
+@pytest.fixture
+def root(saved: Path, tmp_path: Path) -> Path:
+    shutil.copytree(saved, tmp_path / "mine")
+    return tmp_path / "mine"
+
+
+@pytest.fixture(autouse=True)
+def _no_hook() -> Iterator[None]:
+    yield
+    fs.set_fault_hook(None)
+
+
+def test_a_sealed_step_is_verified_and_still_restored_by_its_manager(root: Path) -> None:
+    assert [ref.step for ref in holdfast.seal(root)] == [1, 2, 3]
+    assert holdfast.seal(root) == (), "sealed once"
+    assert holdfast.newest_sealed(root) == 3
+    assert holdfast.verify_sealed(root, 3).step == 3
+    restored = ocp.CheckpointManager(root, item_handlers=ocp.PyTreeCheckpointHandler()).restore(3)
+    assert np.array_equal(restored["params"]["w"], _state(3)["params"]["w"])
+    loaded = orbax_v1.load_checkpointables(root / "3")["default"]
+    assert np.array_equal(loaded["params"]["w"], _state(3)["params"]["w"])
+
+
+def test_a_flipped_bit_that_orbax_accepts_is_refused(root: Path) -> None:
+    holdfast.seal(root)
+    damaged = _flip_array_bit(root / "3", 3)
+    with ocp.CheckpointManager(root, item_handlers=ocp.PyTreeCheckpointHandler()) as manager:
+        accepted = manager.restore(3)
+    assert not np.array_equal(accepted["params"]["w"], _state(3)["params"]["w"]), "Orbax took it without a word"
+    with pytest.raises(errors.DamagedCheckpoint, match=damaged.name):
+        holdfast.verify_sealed(root, 3)
+    assert holdfast.newest_sealed(root) == 2
+    for step in (1, 2):
+        _flip_array_bit(root / str(step), step)
+    with pytest.raises(errors.NoValidCheckpoint) as caught:
+        holdfast.newest_sealed(root)
+    assert [r.step for r in caught.value.rejected] == [3, 2, 1]
+
+
+def test_the_managers_retention_takes_the_manifest_along(tmp_path: Path) -> None:
+    root = tmp_path / "mine"
+    with _manager(root, max_to_keep=2) as manager:
+        for step in (1, 2, 3, 4):
+            _save(manager, step)
+            assert [ref.step for ref in holdfast.seal(root, step)] == [step]
+        assert sorted(p.name for p in root.iterdir()) == ["3", "4"]
+        assert manager.all_steps() == [3, 4]
+    assert [(c.step, c.status) for c in holdfast.checkpoints(root)] == [(4, "valid"), (3, "valid")]
+    assert np.array_equal(_restored(root, 4)["params"]["w"], _state(4)["params"]["w"])
+
+
+def test_a_callback_of_the_manager_seals_without_a_change_of_the_loop(tmp_path: Path) -> None:
+    root = tmp_path / "mine"
+    after_each = ocp.options.AsyncOptions(post_finalization_callback=lambda: holdfast.seal(root))
+    with _manager(root, max_to_keep=3, async_options=after_each) as manager:
+        _save(manager, 1, 2, 3)
+    sealed = [c.step for c in holdfast.checkpoints(root)]
+    assert sealed == [2, 1], "the callback of a save comes just before its folder has its name"
+    holdfast.seal(root)
+    assert holdfast.newest_sealed(root) == 3
+
+
+def test_checkpoints_of_the_second_generation(tmp_path: Path) -> None:
+    root = tmp_path / "mine"
+    with orbax_v1.training.Checkpointer(root) as checkpointer:
+        checkpointer.save(7, _state(7))
+        response = checkpointer.save_async(8, _state(8))
+        response.result()
+        assert [ref.step for ref in holdfast.seal(root)] == [7, 8]
+        assert holdfast.newest_sealed(root) == 8
+        loaded = checkpointer.load(8)
+        assert np.array_equal(loaded["params"]["w"], _state(8)["params"]["w"])
+        assert checkpointer.latest.step == 8
+    flip_bit(max((p for p in (root / "8").rglob("*") if p.is_file()), key=lambda p: p.stat().st_size))
+    assert holdfast.newest_sealed(root) == 7
+
+
+def test_steps_with_a_prefix(tmp_path: Path) -> None:
+    root = tmp_path / "mine"
+    names = ocp.path.step.standard_name_format(step_prefix="step", step_format_fixed_length=6)
+    with _manager(root, step_name_format=names) as manager:
+        _save(manager, 5)
+    assert (root / "step_000005").is_dir()
+    assert holdfast.seal(root, 5)[0].step == 5
+    assert holdfast.newest_sealed(root) == 5
+
+
+@pytest.mark.parametrize("missing", ["commit_success.txt", "_CHECKPOINT_METADATA"])
+def test_what_is_not_finished_is_not_sealed(root: Path, missing: str) -> None:
+    (root / "3" / missing).unlink()
+    (root / "9").mkdir()  # an empty folder is the newest checkpoint to Orbax
+    (root / "11.orbax-checkpoint-tmp").mkdir()
+    for step in (3, 9, 11):
+        with pytest.raises(errors.NotFinished):
+            holdfast.seal(root, step)
+    assert [ref.step for ref in holdfast.seal(root)] == [1, 2]
+    assert holdfast.newest_sealed(root) == 2
+
+
+def test_metrics_are_noted_and_only_finite_ones(root: Path) -> None:
+    holdfast.seal(root, 2, metrics={"loss": 0.5, "bad": float("nan")})
+    assert holdfast.checkpoints(root)[0].metrics == {"loss": 0.5}
+    with pytest.raises(ValueError, match="metrics"):
+        holdfast.seal(root, metrics={"loss": 0.5})
+
+
+def test_a_seal_of_another_step_or_run_is_refused(root: Path) -> None:
+    holdfast.seal(root)
+    shutil.rmtree(root / "3")
+    shutil.copytree(root / "2", root / "3")
+    with pytest.raises(errors.DamagedCheckpoint, match="step"):
+        holdfast.verify_sealed(root, 3)
+    assert holdfast.newest_sealed(root) == 2
+    with pytest.raises(errors.NotFinished, match="believed"):
+        holdfast.seal(root, 3)
+
+
+def test_nothing_sealed_is_nothing_to_restore(root: Path, tmp_path: Path) -> None:
+    assert holdfast.newest_sealed(root) is None
+    assert holdfast.newest_sealed(tmp_path / "nowhere") is None
+    with pytest.raises(errors.DamagedCheckpoint, match="not sealed"):
+        holdfast.verify_sealed(root, 3)
+
+
+def test_a_step_deleted_while_it_is_sealed_is_left_out(root: Path) -> None:
+    def delete(point: str, path: Path) -> None:
+        if point == "before:sync-file" and path.is_relative_to(root / "1"):
+            fs.set_fault_hook(None)
+            shutil.rmtree(root / "1")
+
+    fs.set_fault_hook(delete)
+    assert [ref.step for ref in holdfast.seal(root)] == [2, 3]
+
+
+def test_a_sealing_that_was_cut_off_is_done_again(root: Path) -> None:
+    class Killed(BaseException): ...
+
+    points: list[str] = []
+
+    def record(point: str, path: Path) -> None:
+        points.append(f"{point} {path.name}")
+
+    fs.set_fault_hook(record)
+    holdfast.seal(root, 1)
+    writes = [i for i, p in enumerate(points) if "manifest" in p.lower() or MANIFEST_FILE in p or ":rename" in p]
+    for number in writes:
+        (root / "2" / MANIFEST_FILE).unlink(missing_ok=True)
+        left = iter(range(len(points)))
+
+        def kill(point: str, path: Path, number: int = number, left: Iterator[int] = left) -> None:
+            if next(left, -1) == number:
+                raise Killed
+
+        fs.set_fault_hook(kill)
+        with pytest.raises(Killed):
+            holdfast.seal(root, 2)
+        fs.set_fault_hook(None)
+        if (root / "2" / MANIFEST_FILE).exists():
+            assert holdfast.verify_sealed(root, 2).step == 2
+        else:
+            assert [ref.step for ref in holdfast.seal(root, 2)] == [2]
+
+
+def test_every_byte_is_durable_before_the_manifest_is_there(root: Path) -> None:
+    synced: list[Path] = []
+
+    def record(point: str, path: Path) -> None:
+        if point.startswith("after:sync"):
+            synced.append(path)
+        if point == "before:rename":
+            files = {p for p in (root / "1").rglob("*") if p.is_file() and not p.name.startswith(MANIFEST_FILE)}
+            assert files <= set(synced)
+            assert {p for p in (root / "1").rglob("*") if p.is_dir()} | {root / "1", root} <= set(synced)
+
+    fs.set_fault_hook(record)
+    holdfast.seal(root, 1)
+    assert synced
+
+
+def test_the_command_line_seals_and_verifies(root: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["checkpoints", "seal", str(root)]) == 0
+    assert main(["checkpoints", "verify", str(root)]) == 0
+    assert main(["checkpoints", "ls", str(root.parent)]) == 0
+    printed = capsys.readouterr().out
+    assert printed.count("sealed step") == 3
+    assert "* " in printed
+    assert main(["checkpoints", "rm", "--force", str(root / "1")]) == 1, "not Holdfast's"
+    os.truncate(root / "1" / "_CHECKPOINT_METADATA", 3)
+    assert main(["checkpoints", "verify", str(root / "1")]) == 1

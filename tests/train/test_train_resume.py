@@ -1,0 +1,46 @@
+"""A run that was interrupted ends with exactly the bits of one that was not."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+from holdfast_contract.runfolder import RunFolder
+from tests.support.ranks import world
+
+STEPS = ("--steps", "40", "--every", "5")
+
+
+def digest_of(folder: Path, *arguments: str, count: int = 2) -> str:
+    with world(folder, *STEPS, *arguments, count=count) as ranks:
+        assert ranks.codes() == [0] * count, ranks[0].output[-3000:]
+        digests = {rank.wait_for(r"digest (\w+)").group(1) for rank in ranks.ranks}
+    assert len(digests) == 1
+    return digests.pop()
+
+
+def test_two_processes_resume_bit_for_bit_after_a_kill(tmp_path: Path) -> None:
+    uninterrupted = digest_of(tmp_path / "whole")
+    with world(tmp_path / "broken", *STEPS, "--do", "kill:0:23") as ranks:
+        ranks.codes()
+    assert RunFolder(tmp_path / "broken" / "run").candidates()[0].step in {15, 20}
+    with world(tmp_path / "broken", *STEPS) as ranks:
+        assert ranks.codes() == [0, 0]
+        assert ranks[0].wait_for(r"restored 1 (\d+)").group(1) in {"15", "20"}
+        resumed = ranks[1].wait_for(r"digest (\w+)").group(1)
+    assert resumed == uninterrupted
+    assert digest_of(tmp_path / "skipped", "--skip-batch", "30") != uninterrupted
+
+
+def test_one_process_alone_resumes_bit_for_bit(tmp_path: Path) -> None:
+    uninterrupted = digest_of(tmp_path / "whole", count=1)
+    with world(tmp_path / "broken", *STEPS, "--do", "kill:0:23", count=1) as ranks:
+        assert ranks.codes() == [-9]
+    assert digest_of(tmp_path / "broken", count=1) == uninterrupted
+    assert RunFolder(tmp_path / "broken" / "run").candidates()[0].attempt == 2
+
+
+def test_a_save_goes_on_while_the_main_thread_runs_collectives(tmp_path: Path) -> None:
+    arguments = ("--steps", "3", "--save-at", "2", "--size", "8000000", "--collectives-after", "200")
+    with world(tmp_path, *arguments) as ranks:
+        assert ranks.codes() == [0, 0]
+    assert [ref.step for ref in RunFolder(tmp_path / "run").candidates()] == [3, 2]

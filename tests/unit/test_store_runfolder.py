@@ -1,0 +1,166 @@
+from __future__ import annotations
+
+import dataclasses
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import pytest
+
+from holdfast_contract import codec, manifest
+from holdfast_contract.keys import MANIFEST_FILE, OWNER_FILE
+from holdfast_contract.manifest import CheckpointRef, FileEntry, Manifest, Owner
+from holdfast_contract.runfolder import Found, OwnerRecordError, RunFolder
+
+
+def _manifest(attempt: int, step: int, run: str = "run") -> Manifest:
+    return Manifest(
+        format=manifest.FORMAT,
+        run=run,
+        job_uid="uid",
+        attempt=attempt,
+        step=step,
+        process_count=1,
+        device_kind="cpu",
+        tree_digest="",
+        parent="",
+        files=(FileEntry("state/a", 1, "0" * 32),),
+    )
+
+
+def _write(root: Path, attempt: int, step: int, data: bytes | None = None) -> Path:
+    folder = root / str(attempt) / str(step)
+    folder.mkdir(parents=True)
+    (folder / MANIFEST_FILE).write_bytes(manifest.to_bytes(_manifest(attempt, step)) if data is None else data)
+    return folder
+
+
+@pytest.fixture
+def root(tmp_path: Path) -> Path:
+    return tmp_path / "run"
+
+
+def test_candidates_are_newest_first_by_attempt_then_step(root: Path) -> None:
+    for attempt, step in ((1, 5), (1, 100), (2, 7), (10, 3), (2, 12)):
+        _write(root, attempt, step)
+    refs = RunFolder(root).candidates()
+    assert [(r.attempt, r.step) for r in refs] == [(10, 3), (2, 12), (2, 7), (1, 100), (1, 5)]
+    assert refs[0].digest == manifest.digest_of((root / "10" / "3" / MANIFEST_FILE).read_bytes())
+    assert RunFolder(root).candidates(limit=2) == refs[:2]
+    assert RunFolder(root).highest_attempt() == 10
+
+
+def test_an_empty_or_missing_folder_is_an_empty_run(root: Path) -> None:
+    assert RunFolder(root).candidates() == ()
+    assert RunFolder(root).highest_attempt() == 0
+    assert RunFolder(root).owner() is None
+    root.write_text("a file in its place")
+    assert RunFolder(root).attempts() == ()
+
+
+@pytest.mark.parametrize("name", ["0", "01", "+1", "-1", "1.0", "٣", "1e3", "1 ", ".1", "9" * 30])
+def test_names_that_are_no_attempt(root: Path, name: str) -> None:
+    (root / name).mkdir(parents=True)
+    assert RunFolder(root).attempts() == ()
+
+
+def test_links_and_files_are_no_attempts(root: Path) -> None:
+    _write(root, 1, 1)
+    (root / "2").symlink_to(root / "1")
+    (root / "3").write_text("")
+    assert RunFolder(root).attempts() == (1,)
+
+
+@pytest.mark.parametrize(
+    ("data", "reason"),
+    [
+        (b"", "size: found 0 bytes"),
+        (b"{", "JSON"),
+        (b"[]", "an object"),
+        (b"{}", "format"),
+        (manifest.to_bytes(_manifest(1, 3)), "run, attempt, step: found"),
+        (manifest.to_bytes(_manifest(1, 2, run="other")), "run, attempt, step: found"),
+        (manifest.to_bytes(_manifest(1, 2)).replace(b'"format": 1', b'"format": 99'), "format: found 99"),
+        (manifest.to_bytes(_manifest(1, 2)).replace(b"state/a", b"../../a"), "path: found '../../a'"),
+        (b"[" * 100_000, "JSON"),
+    ],
+)
+def test_a_manifest_that_cannot_be_believed_is_refused_with_the_reason(root: Path, data: bytes, reason: str) -> None:
+    _write(root, 1, 2, data)
+    survey = RunFolder(root).survey()
+    assert survey.found == ()
+    [rejection] = survey.rejected
+    assert (rejection.attempt, rejection.step) == (1, 2)
+    assert rejection.reason.startswith(f"{MANIFEST_FILE}: ")
+    assert reason in rejection.reason
+
+
+def test_a_linked_manifest_or_step_is_refused(root: Path) -> None:
+    folder = _write(root, 1, 1)
+    (folder / MANIFEST_FILE).rename(folder / "real")
+    (folder / MANIFEST_FILE).symlink_to("real")
+    (root / "1" / "2").symlink_to(folder)
+    assert ["symbolic link" in r.reason for r in RunFolder(root).survey().rejected] == [True, True]
+
+
+def test_a_folder_where_the_manifest_should_be_is_refused(root: Path) -> None:
+    (root / "1" / "1" / MANIFEST_FILE).mkdir(parents=True)
+    assert "folder" in RunFolder(root).survey().rejected[0].reason
+
+
+def test_the_owner_record(root: Path) -> None:
+    root.mkdir()
+    owner = Owner("uid", "team", "job", 3)
+    (root / OWNER_FILE).write_bytes(codec.encode(owner))
+    assert RunFolder(root).owner() == owner
+    for wrong in (b"", b"x", b"{}", codec.encode(owner).replace(b"3", b'"3"')):
+        (root / OWNER_FILE).write_bytes(wrong)
+        with pytest.raises(OwnerRecordError, match="not a readable owner record"):
+            RunFolder(root).owner()
+
+
+def test_storage_that_denies_access_is_an_error_and_no_opinion_about_a_checkpoint(
+    root: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    _write(root, 1, 1)
+
+    def denied(*_: object, **__: object) -> int:
+        raise PermissionError(13, "Permission denied")
+
+    monkeypatch.setattr("os.open", denied)
+    with pytest.raises(PermissionError):
+        RunFolder(root).candidates()
+
+
+def test_the_newest_of_a_thousand_is_found_reading_one_manifest(root: Path) -> None:
+    for step in range(1000):
+        _write(root, 1, step)
+    RunFolder(root).candidates(limit=1)
+    best = min(_timed(lambda: RunFolder(root).candidates(limit=1)) for _ in range(5))
+    assert RunFolder(root).candidates(limit=1)[0] == CheckpointRef(1, 999)
+    assert best < 0.1, "reads more than it must"
+    read = [entry for entry, _ in zip(RunFolder(root).walk(), range(3), strict=False)]
+    assert [e.ref.step for e in read if isinstance(e, Found)] == [999, 998, 997]
+
+
+def _timed(action: object) -> float:
+    start = time.perf_counter()
+    action()  # type: ignore[operator]
+    return time.perf_counter() - start
+
+
+def test_the_reader_needs_the_standard_library_only() -> None:
+    script = (
+        "import sys; before = set(sys.modules); import holdfast_contract.runfolder;"
+        "new = {m.partition('.')[0] for m in set(sys.modules) - before} - {'holdfast_contract'};"
+        "print(sorted(new - set(sys.stdlib_module_names)))"
+    )
+    done = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, check=True, timeout=30)
+    assert done.stdout.strip() == "[]"
+
+
+def test_references_are_ordered_without_their_digest() -> None:
+    a, b = CheckpointRef(1, 2, "x"), CheckpointRef(1, 2, "y")
+    assert a == b
+    assert dataclasses.replace(a, step=3) > b
