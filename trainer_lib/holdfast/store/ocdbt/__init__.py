@@ -1,0 +1,1 @@
+"""The OCDBT key-value layout of Orbax checkpoints: written and read without TensorStore."""
