@@ -487,6 +487,35 @@ def test_notice_before_any_step_finds_everything_saved() -> None:
     world.settle(lambda: world.status.restarts.get("Preemption") == 1 and world.training())
 
 
+def test_checkpoint_of_the_last_reported_step_does_not_cover_what_was_trained_since() -> None:
+    world = trained()
+    reported = world.agent(0).report.progress
+    assert reported is not None
+    world.commit(reported.last_completed_step)
+    world.settle(lambda: world.status.checkpoint.newest is not None)
+    world.agent(0).report = replace(world.agent(0).report, progress=reported)  # the report is older than the training
+    world.agent(1).report = replace(world.agent(1).report, progress=reported)
+    world.taint(world.node_of(1))
+    world.settle(lambda: world.status.save is not None)
+    asked = world.status.save
+    assert asked is not None
+    world.reconcile()
+    assert world.status.preemption is not None
+    assert world.status.preemption.outcome is SaveOutcome.PENDING, "only the ranks know what they have done since"
+    world.settle(lambda: world.status.preemption is not None and world.status.preemption.saved_step is not None)
+    assert world.status.preemption.outcome is SaveOutcome.COMMITTED
+    assert (world.status.preemption.saved_step or 0) > asked.from_step
+
+
+def test_switch_right_after_a_checkpoint_still_asks_the_ranks() -> None:
+    world = trained()
+    world.taint(world.node_of(1))
+    world.settle(lambda: world.status.transition is not None)
+    world.settle(lambda: world.status.save is not None and world.status.save.purpose == "Switch")
+    world.settle(lambda: world.status.restarts_total == 1 and world.training())
+    assert world.status.goodput.steps_lost == 0
+
+
 def test_node_that_only_the_api_server_cannot_reach_is_not_lost() -> None:
     world = trained()
     node = world.node_of(1)

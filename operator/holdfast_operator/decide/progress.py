@@ -21,9 +21,13 @@ def reached(view: View) -> int:
 
 
 def is_saved(view: View) -> bool:
-    """Whether everything that the active attempt has done is in a committed checkpoint (or it has done nothing)."""
+    """Whether everything that the active attempt has done is surely in a committed checkpoint (or it has done nothing).
+
+    A worker that trains has done more than it last said, so then only the ranks can know: they are asked.
+    """
     newest = view.status.checkpoint.newest
-    return reached(view) <= (newest.step if newest is not None else 0)
+    stepping = any(heard.report.phase is TrainerPhase.RUNNING for _, heard in view.training())
+    return not stepping and reached(view) <= (newest.step if newest is not None else 0)
 
 
 def may_train(view: View) -> bool:

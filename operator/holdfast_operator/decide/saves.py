@@ -51,38 +51,48 @@ def ask(view: View, purpose: Purpose, deadline: datetime) -> TrainingJobStatus:
 
 
 def judge(view: View, request: SaveStatus) -> Verdict | None:
-    """What became of a request; None while that is open. A committed checkpoint beats every other word."""
+    """What became of a request; None while that is open. A committed checkpoint beats every other word.
+
+    The ranks know best what their checkpoint covers. Only when nothing more can come from them does the newest
+    checkpoint that was seen speak for itself.
+    """
+    if request.stop and view.now < request.deadline and progress.may_train(view):
+        return None  # a save that ends the trainers is answered once they have ended
     answers = [s for _, heard in view.spoken() for s in heard.report.saves if s.id == request.id]
-    newest = view.status.checkpoint.newest
-    if newest is not None and newest.attempt == view.status.active_attempt and newest.step >= request.from_step:
-        before = newest.committed_at is not None and newest.committed_at < request.requested_at
-        outcome = SaveOutcome.FRESH if before else SaveOutcome.COMMITTED
-        return None if _still_stopping(view, request) else Verdict(outcome, newest.step)
     for good in (SaveOutcome.COMMITTED, SaveOutcome.FRESH):
         for answer in answers:
-            if answer.outcome is good and answer.checkpoint is not None and not _still_stopping(view, request):
+            if answer.outcome is good and answer.checkpoint is not None:
                 return Verdict(good, answer.checkpoint.step)
-    return _unsaved(view, request, answers)
+    bad = _refused(answers) or _silent(view, request)
+    return None if bad is None else _covered(view, request) or bad
 
 
-def _still_stopping(view: View, request: SaveStatus) -> bool:
-    """A save that ends the trainers is answered once they have ended, or at its deadline."""
-    return request.stop and view.now < request.deadline and progress.may_train(view)
+def _refused(answers: list[SaveReport]) -> Verdict | None:
+    for outcome in (SaveOutcome.TOO_LATE, SaveOutcome.FAILED, SaveOutcome.CANCELLED):
+        for answer in answers:
+            if answer.outcome is outcome:
+                return Verdict(outcome, reason=answer.reason)
+    return None
 
 
-def _unsaved(view: View, request: SaveStatus, answers: list[SaveReport]) -> Verdict | None:
-    if not _still_stopping(view, request):
-        for outcome in (SaveOutcome.TOO_LATE, SaveOutcome.FAILED, SaveOutcome.CANCELLED):
-            for answer in answers:
-                if answer.outcome is outcome:
-                    return Verdict(outcome, reason=answer.reason)
-    over = (view.now - request.deadline).total_seconds()
-    if over >= LATE_ANSWER_SECONDS:
+def _silent(view: View, request: SaveStatus) -> Verdict | None:
+    """That no answer will come any more."""
+    if (view.now - request.deadline).total_seconds() >= LATE_ANSWER_SECONDS:
         return Verdict(SaveOutcome.FAILED, reason="no worker reported a committed save by the deadline")
-    gone = ends(view)
-    if request.stop and len(gone) == view.spec.replicas:
+    if request.stop and len(ends(view)) == view.spec.replicas:
         return Verdict(SaveOutcome.FAILED, reason="the trainers ended without a committed save")
     return None
+
+
+def _covered(view: View, request: SaveStatus) -> Verdict | None:
+    """That the newest checkpoint holds every step that was ever reported."""
+    newest = view.status.checkpoint.newest
+    if newest is None or newest.attempt != view.status.active_attempt:
+        return None
+    if newest.step < max(request.from_step, progress.reached(view)):
+        return None
+    before = newest.committed_at is not None and newest.committed_at < request.requested_at
+    return Verdict(SaveOutcome.FRESH if before else SaveOutcome.COMMITTED, newest.step)
 
 
 def point(ref: CheckpointRef, committed_at: datetime | None = None) -> CheckpointPoint:
