@@ -22,7 +22,7 @@ NAMESPACED_RULES = {
     ("holdfast.dev", "trainingjobs"): {"get", "list", "watch", "patch", "delete"},
     ("holdfast.dev", "trainingjobs/status"): {"update"},
     ("", "pods"): {"get", "list", "watch", "create", "delete"},
-    ("", "events"): {"create"},
+    ("events.k8s.io", "events"): {"create", "patch"},
 }
 CLUSTER_RULES = {
     ("", "nodes"): {"get", "list", "watch"},

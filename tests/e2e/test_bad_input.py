@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable
+from typing import Any
 
 import psutil
 
@@ -47,6 +48,24 @@ def test_storage_is_named_while_it_is_unusable_and_taken_once_it_is_mended(make_
     # It succeeds at once and its time to live is 0 s: the operator deletes it.
     until(lambda: job.get() is None, 40.0, "the finished job is deleted", job.describe)
     assert Reason.COMPLETED in {reason for reason, _ in job.events()}
+
+
+def test_a_quota_is_named_once_with_a_count_and_the_job_begins_when_there_is_room(make_job: JobMaker) -> None:
+    job = make_job(Script.python("pass"))
+    kubectl, place = job.world.kubectl, job.namespace
+    kubectl("create", "quota", "full", "--hard=pods=0", "-n", place)
+    until(lambda: '"hard"' in kubectl("get", "quota", "full", "-n", place, "-o", "jsonpath={.status}"), 20.0, "a quota")
+    job.apply()
+
+    def refusals() -> list[dict[str, Any]]:
+        return [e for e in job.raw_events() if e["reason"] == Reason.POD_CREATION_FAILED]
+
+    until(lambda: any(e.get("series") for e in refusals()), 30.0, "a repeated refusal", job.describe)
+    [refusal] = refusals()
+    assert "exceeded quota: full" in refusal["message"]
+    assert refusal["series"]["count"] >= 2
+    kubectl("delete", "quota", "full", "-n", place)
+    job.until(lambda s: s.holds("Succeeded"), "success")
 
 
 def test_the_failure_budget_is_a_limit(make_job: JobMaker) -> None:

@@ -63,6 +63,19 @@ def test_suspend_contest_delete_and_create_again(make_job: JobMaker, undisturbed
     assert status.checkpoint("restored") == (saved.attempt, saved.step)
     assert status.restarts == {Cause.USER_REQUEST: 1}
 
+    # What a person reads of all that: every turn in its order, and of the periodic checkpoints only the first.
+    assert [reason for reason, _ in first.events()] == [
+        Reason.ACCEPTED,
+        Reason.ATTEMPT_STARTED,
+        Reason.CHECKPOINT_COMMITTED,
+        Reason.SUSPENDING,
+        Reason.SUSPENDED_BY_USER,
+        Reason.RESUMED,
+        Reason.RECOVERING,
+        Reason.ATTEMPT_STARTED,
+        Reason.CHECKPOINT_RESTORED,
+    ]
+
     # Deletion in the middle of a save: gone within its bounds, the checkpoint whole or absent.
     freeze_in_a_save(first)
     first.delete()

@@ -91,5 +91,5 @@ def test_secrets_and_storage_are_out_of_reach(world: World) -> None:
         assert done.stdout.strip() == "no", question
     assert not {right for right in granted(world) if "*" in right}
     assert {group for _, group, _ in granted(world)} <= {
-        "", keys.API_GROUP, "authentication.k8s.io", "coordination.k8s.io",
+        "", keys.API_GROUP, "authentication.k8s.io", "coordination.k8s.io", "events.k8s.io",
     }  # fmt: skip

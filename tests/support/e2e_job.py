@@ -203,10 +203,18 @@ class Job:
 
     def events(self) -> list[tuple[str, str]]:
         """Reason and message of each Event about it, oldest first."""
+        return [(e["reason"], e["message"]) for e in self.raw_events()]
+
+    def raw_events(self) -> list[Object]:
+        """The Events about it, oldest first."""
         answer = self.world.core.list_namespaced_event(
-            self.namespace, field_selector=f"involvedObject.name={self.name}", _request_timeout=REQUEST_SECONDS
+            self.namespace,
+            field_selector=f"involvedObject.name={self.name}",
+            _preload_content=False,
+            _request_timeout=REQUEST_SECONDS,
         )
-        return [(e.reason, e.message) for e in sorted(answer.items, key=lambda e: e.first_timestamp)]
+        found: list[Object] = json.loads(answer.data)["items"]
+        return sorted(found, key=lambda e: str(e["eventTime"]))
 
     @property
     def run_folder(self) -> RunFolder:

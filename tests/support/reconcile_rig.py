@@ -36,6 +36,7 @@ from holdfast_contract.sync import (
 from holdfast_operator.board import Board, PodIdentity
 from holdfast_operator.decide.actions import Count, Event
 from holdfast_operator.decide.children import ControlSettings
+from holdfast_operator.events import Recorder
 from holdfast_operator.gateway.errors import KubeError
 from holdfast_operator.gateway.kube import Kube
 from holdfast_operator.ports import Manifest, SystemClock
@@ -81,9 +82,12 @@ class Outlets:
     def __init__(self) -> None:
         self.events: list[Event] = []
         self.counts: list[Count] = []
+        self.recorder: Recorder | None = None
 
     def emit(self, job: Manifest, event: Event) -> None:
         self.events.append(event)
+        if self.recorder is not None:
+            self.recorder.emit(job, event)
 
     def count(self, count: Count) -> None:
         self.counts.append(count)
@@ -130,6 +134,9 @@ class Rig:
         except Killed:
             self.start_operator()
             return 0.0
+        finally:
+            if self.outlets.recorder is not None:
+                self.runner.run(self.outlets.recorder.flush())
 
     def settle(self, done: Callable[[], bool]) -> None:
         """Let the operator, the paper kubelet and the paper agents take turns until something holds."""
@@ -138,6 +145,10 @@ class Rig:
             assert time.monotonic() < deadline, self.picture()
             self.reconcile()
             self.play()
+
+    def record(self) -> None:
+        """From now on a recorder that knows nothing of earlier ones writes Events. Its writes kill nobody."""
+        self.outlets.recorder = Recorder(Kube(self.configuration), "rig")
 
     # ---- what a user, a kubelet and agents do
 

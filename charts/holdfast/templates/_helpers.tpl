@@ -67,9 +67,10 @@ helm.sh/chart: {{ printf "%s-%s" .Chart.Name .Chart.Version | replace "+" "_" }}
 - apiGroups: [""]
   resources: [pods]
   verbs: [get, list, watch, create, delete]
-- apiGroups: [""]
+- apiGroups: [events.k8s.io]
   resources: [events]
-  verbs: [create]
+  # patch: how often the same words were repeated.
+  verbs: [create, patch]
 {{- if .Values.rbac.ownerReferencesPermissionEnforcement }}
 - apiGroups: [holdfast.dev]
   resources: [trainingjobs/finalizers]

@@ -94,9 +94,9 @@ def _checkpoints(view: View, status: TrainingJobStatus) -> Turn:
         origin = f"attempt {restored.attempt}, step {restored.step}"
         events.append(Event(Reason.CHECKPOINT_RESTORED, f"attempt {status.active_attempt} goes on from {origin}"))
     newest = _newest(view, restored, {(r.attempt, r.step) for r in rejected})
-    if newest is not None and (known.newest is None or _key(newest) > _key(known.newest)):
+    if newest is not None and known.newest is None:  # later ones are in status and metrics: a long job makes thousands
         said = f"attempt {newest.attempt}, step {newest.step}"
-        events.append(Event(Reason.CHECKPOINT_COMMITTED, f"checkpoint of {said} is committed"))
+        events.append(Event(Reason.CHECKPOINT_COMMITTED, f"the first checkpoint is committed: {said}"))
     checkpoint = known.model_copy(
         update={"run": view.job.run, "newest": newest, "restored": restored, "rejected": rejected}
     )

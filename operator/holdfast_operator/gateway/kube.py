@@ -133,10 +133,21 @@ class Kube:
     # What surrounds them
 
     async def create_event(self, namespace: str, event: Json) -> None:
-        """Write one Event (core v1)."""
-        path = f"/api/v1/namespaces/{_q(namespace)}/events"
+        """Write one Event (events.k8s.io/v1). Raises AlreadyExists."""
         what = f"create events {namespace}"
-        await self._transport.request("POST", path, what=what, body=event, deadline_seconds=EVENT_SECONDS)
+        await self._transport.request("POST", _events(namespace), what=what, body=event, deadline_seconds=EVENT_SECONDS)
+
+    async def patch_event_series(self, namespace: str, name: str, series: Json) -> None:
+        """Say how often an Event was repeated: the one field of it that may change. Raises NotFound."""
+        what, path = f"patch events {namespace}/{name}", f"{_events(namespace)}/{_q(name)}"
+        await self._transport.request(
+            "PATCH",
+            path,
+            what=what,
+            body={"series": series},
+            content_type=MERGE_PATCH,
+            deadline_seconds=EVENT_SECONDS,
+        )
 
     async def review_token(self, token: str, audiences: list[str]) -> Json:
         """The ``status`` of a TokenReview. The token appears in no error and no log."""
@@ -207,6 +218,10 @@ def _job(namespace: str, name: str) -> str:
 
 def _pods(namespace: str) -> str:
     return f"/api/v1/namespaces/{_q(namespace)}/pods"
+
+
+def _events(namespace: str) -> str:
+    return f"/apis/events.k8s.io/v1/namespaces/{_q(namespace)}/events"
 
 
 def _leases(namespace: str) -> str:
