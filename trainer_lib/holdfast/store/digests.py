@@ -46,14 +46,14 @@ def describe_files(folder: Path, relative_paths: Iterable[str], *, threads: int)
         size, digest = hash_file(folder / relative)
         return FileEntry(relative, size, digest)
 
-    return tuple(_mapped(entry, list(relative_paths), threads=threads))
+    return tuple(mapped(entry, list(relative_paths), threads=threads))
 
 
 def hash_file(path: Path) -> tuple[int, str]:
     """(bytes, xxh3-128 in hex) of a regular file, not through a link. Raises OSError."""
     hasher = xxhash.xxh3_128()
     size = 0
-    with os.fdopen(_open_regular(path), "rb", buffering=0) as file:
+    with os.fdopen(open_regular(path), "rb", buffering=0) as file:
         buffer = bytearray(_BLOCK_BYTES)
         view = memoryview(buffer)
         while count := file.readinto(buffer):
@@ -85,6 +85,11 @@ def verify_files(folder: Path, entries: Sequence[FileEntry], *, threads: int, tr
         OSError: storage did not answer for ``transient_seconds``, or denies access: says nothing about the file.
     """
     verify_sizes(folder, entries, threads=threads, transient_seconds=transient_seconds)
+    verify_digests(folder, entries, threads=threads, transient_seconds=transient_seconds)
+
+
+def verify_digests(folder: Path, entries: Sequence[FileEntry], *, threads: int, transient_seconds: float) -> None:
+    """Read and hash all files. Raises like ``verify_files``."""
     _check_all(_check_digest, folder, entries, threads=threads, transient_seconds=transient_seconds)
 
 
@@ -104,7 +109,7 @@ def _check_all(
     def retried(entry: FileEntry) -> None:
         fs.retry_transient(lambda: check(folder, entry), seconds=transient_seconds)
 
-    _mapped(retried, entries, threads=threads)
+    mapped(retried, entries, threads=threads)
 
 
 def _check_size(folder: Path, entry: FileEntry) -> None:
@@ -136,7 +141,8 @@ def _refuse_linked_folders(folder: Path, relative: str) -> None:
             raise DamagedFileError(f"{relative}: {path.name} is a symbolic link; expected a folder")
 
 
-def _open_regular(path: Path) -> int:
+def open_regular(path: Path) -> int:
+    """A descriptor for reading; not through a link. Raises OSError."""
     fd = os.open(path, os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC)
     if not stat.S_ISREG(os.fstat(fd).st_mode):
         os.close(fd)
@@ -144,7 +150,7 @@ def _open_regular(path: Path) -> int:
     return fd
 
 
-def _mapped(function: Callable[[T], R], items: Sequence[T], *, threads: int) -> list[R]:
+def mapped(function: Callable[[T], R], items: Sequence[T], *, threads: int) -> list[R]:
     """``map`` over a few threads (hashing and reading release the interpreter's lock); the first error is raised."""
     if len(items) < 2 or threads < 2:
         return [function(item) for item in items]

@@ -46,7 +46,7 @@ def write_part(folder: Path, state: PyTree) -> None:
     tells them, else what Orbax raised.
     """
     leaves, treedef = jax.tree_util.tree_flatten(state)
-    item = jax.tree_util.tree_unflatten(treedef, [None if _is_empty(leaf) else leaf for leaf in leaves])
+    item = jax.tree_util.tree_unflatten(treedef, [None if is_empty(leaf) else leaf for leaf in leaves])
 
     async def write() -> None:
         futures = await _handler().async_save(epath.Path(folder), args=ocp.args.PyTreeSave(item))
@@ -71,7 +71,7 @@ def load(folder: Path, abstract: PyTree, *, partly: bool = False, without: Conta
     paths, treedef = jax.tree_util.tree_flatten_with_path(abstract)
     leaves = [leaf for _, leaf in paths]
     unread = [jax.tree_util.keystr(path) in without for path, _ in paths]
-    stored = [None if skip or _is_empty(leaf) else leaf for leaf, skip in zip(leaves, unread, strict=True)]
+    stored = [None if skip or is_empty(leaf) else leaf for leaf, skip in zip(leaves, unread, strict=True)]
     item = jax.tree_util.tree_unflatten(treedef, stored)
     arguments = jax.tree_util.tree_map(_restore_arguments, item)
     request = ocp.args.PyTreeRestore(item=item, restore_args=arguments, partial_restore=partly or any(unread))
@@ -81,7 +81,7 @@ def load(folder: Path, abstract: PyTree, *, partly: bool = False, without: Conta
     def value_of(leaf: Any, *, skip: bool) -> Any:
         if skip:
             return leaf
-        return _empty(leaf) if _is_empty(leaf) else _as_wanted(next(values), leaf)
+        return empty_like(leaf) if is_empty(leaf) else _as_wanted(next(values), leaf)
 
     filled = [value_of(leaf, skip=skip) for leaf, skip in zip(leaves, unread, strict=True)]
     return jax.tree_util.tree_unflatten(treedef, filled)
@@ -92,8 +92,8 @@ def load_named(folder: Path, wanted: Mapping[str, Any]) -> dict[str, Any]:
 
     Every name must be stored there: which are is in the structure record.
     """
-    stored = {name: leaf for name, leaf in wanted.items() if not _is_empty(leaf)}
-    values = {name: _empty(leaf) for name, leaf in wanted.items() if _is_empty(leaf)}
+    stored = {name: leaf for name, leaf in wanted.items() if not is_empty(leaf)}
+    values = {name: empty_like(leaf) for name, leaf in wanted.items() if is_empty(leaf)}
     if stored:
         metadata = _translated(lambda: _handler().metadata(epath.Path(folder)), folder)
         # The tree as Orbax recorded it: which of its nodes are lists and which are dictionaries must be met exactly.
@@ -110,24 +110,26 @@ def _restore(folder: Path, item: PyTree) -> PyTree:
     return _translated(lambda: _handler().restore(epath.Path(folder), args=request), folder)
 
 
-def _is_empty(leaf: Any) -> bool:
+def is_empty(leaf: Any) -> bool:
     """An array without elements: Orbax refuses it, and its shape in the structure record says all there is."""
     return getattr(leaf, "size", 1) == 0
 
 
-def _empty(leaf: Any) -> Any:
+def empty_like(leaf: Any) -> Any:
+    """An array of a leaf's shape, which has no elements."""
     if isinstance(leaf, np.ndarray):
         return np.empty(leaf.shape, leaf.dtype)
     nothing = np.empty(leaf.shape, leaf.dtype)
-    return jax.make_array_from_callback(leaf.shape, _sharding(leaf), lambda index: nothing[index])
+    return jax.make_array_from_callback(leaf.shape, sharding_of(leaf), lambda index: nothing[index])
 
 
-def _sharding(leaf: Any) -> jax.sharding.Sharding:
+def sharding_of(leaf: Any) -> jax.sharding.Sharding:
+    """Where an array goes; without a sharding of its own to this process's first device."""
     found: jax.sharding.Sharding | None = leaf.sharding
     return found or jax.sharding.SingleDeviceSharding(jax.local_devices()[0])
 
 
-def _is_free(leaf: Any) -> bool:
+def is_free(leaf: Any) -> bool:
     """Whether an array must come back uncommitted. Committed to the default device it could not be mixed any more with
     arrays on several devices, as an optimizer's counter that was made outside of jit is in every step.
     """
@@ -150,11 +152,11 @@ def _restore_arguments(leaf: Any) -> ocp.RestoreArgs:
         return ocp.RestoreArgs()
     if isinstance(leaf, jax.Array | jax.ShapeDtypeStruct):
         key = is_key(leaf)
-        if _is_free(leaf) and not key:
+        if is_free(leaf) and not key:
             return ocp.RestoreArgs(restore_type=np.ndarray, dtype=leaf.dtype)
         return ocp.ArrayRestoreArgs(
             restore_type=jax.Array,
-            sharding=_sharding(leaf),
+            sharding=sharding_of(leaf),
             global_shape=None if key else leaf.shape,
             dtype=None if key else leaf.dtype,
         )
@@ -164,7 +166,7 @@ def _restore_arguments(leaf: Any) -> ocp.RestoreArgs:
 
 
 def _as_wanted(value: Any, leaf: Any) -> Any:
-    if isinstance(leaf, jax.Array | jax.ShapeDtypeStruct) and _is_free(leaf):
+    if isinstance(leaf, jax.Array | jax.ShapeDtypeStruct) and is_free(leaf):
         if not is_key(leaf):
             return jnp.asarray(value)
         return jax.random.wrap_key_data(jnp.array(jax.random.key_data(value)), impl=jax.random.key_impl(value))

@@ -1,8 +1,9 @@
 """Choosing a checkpoint together: all ranks walk down from the pin, and one rank's refusal refuses it for all.
 
 Rank 0 leads. For each candidate every rank verifies its share of the files, so that each byte is hashed once in the
-world, and votes; rank 0 announces what follows. A fault of storage itself (no answer, no access) is never a refusal: it
-ends the restore, because an older checkpoint behind the same fault would silently cost work.
+world, and votes; rank 0 announces what follows. What a rank needs of its share it keeps from the same reading, and
+hands out only when every rank has said yes. A fault of storage itself (no answer, no access) is never a refusal: it ends
+the restore, because an older checkpoint behind the same fault would silently cost work.
 """
 
 from __future__ import annotations
@@ -16,16 +17,18 @@ from typing import Final
 
 from holdfast import errors
 from holdfast.coordination import Coordination
-from holdfast.store import digests, fs, orbax_io, structure, votes
+from holdfast.store import digests, fs, orbax_io, structure, verifying, votes
 from holdfast.store.candidates import NEWEST, Candidates, Choice, Pin
 from holdfast.store.changes import NOTHING_ALLOWED, NOTHING_CHANGED, Allowed, Changed, compare
+from holdfast.store.handle import logger
+from holdfast.store.ocdbt.reader import NotUnderstoodError, Plan
 from holdfast.store.save import data_file
 from holdfast.store.settings import StoreSettings
 from holdfast.store.structure import STRUCTURE_FILE, PyTree
 from holdfast.store.votes import Ballot, Problem, ProblemKind
 from holdfast_contract import codec
 from holdfast_contract.keys import STATE_FOLDER
-from holdfast_contract.manifest import CheckpointRef, Manifest, Rejection
+from holdfast_contract.manifest import CheckpointRef, FileEntry, Manifest, Rejection
 from holdfast_contract.runfolder import Found, RunFolder
 
 _REPORTED_LEAVES: Final = 100  # of a mismatch, to the other ranks
@@ -73,6 +76,26 @@ class _Word:
     problem: Problem | None = None
 
 
+@dataclass(frozen=True)
+class _Wanted:
+    """What the caller wants to be filled."""
+
+    abstract: PyTree
+    allowed: Allowed
+
+    def compared(self, folder: Path) -> Changed:
+        """How it differs from what is stored. Raises StructureMismatch."""
+        stored = structure.from_bytes((folder / STRUCTURE_FILE).read_bytes())
+        return compare(stored, structure.structure_of(self.abstract), self.allowed)
+
+    def new_in(self, folder: Path) -> frozenset[str]:
+        """Paths of leaves that are not stored, as far as the record can be believed before it is verified."""
+        try:
+            return self.compared(folder).new
+        except (OSError, ValueError, errors.HoldfastError):
+            return frozenset()
+
+
 @dataclass
 class Restore:
     """One joint restore; every rank makes one with the same ``number`` and calls ``run``."""
@@ -87,6 +110,9 @@ class Restore:
     def __post_init__(self) -> None:
         self._deadline = time.monotonic() + self.settings.restore_seconds
         self._round = 0
+        self._wanted = _Wanted(None, NOTHING_ALLOWED)
+        self._plan: Plan | None = None
+        self._new: frozenset[str] = frozenset()
 
     def run(
         self, pin: Pin, abstract: PyTree, allowed: Allowed = NOTHING_ALLOWED, choice: Choice = NEWEST
@@ -101,6 +127,7 @@ class Restore:
             PeerLost: a rank did not answer in time.
         """
         structure.structure_of(abstract)  # refuses a leaf that cannot be restored before anything is read
+        self._wanted = _Wanted(abstract, allowed)
         start = time.monotonic()
         word, found = self._choose(pin, choice)
         self.timings["verify_seconds"] = time.monotonic() - start
@@ -111,7 +138,7 @@ class Restore:
         if word.next is _Next.FAILED or found is None or word.ref is None:
             raise self._error(word.rank, word.problem)
         start = time.monotonic()
-        state, data, changed = self._load(found, abstract, allowed)
+        state, data, changed = self._load(found)
         self.timings["load_seconds"] = time.monotonic() - start
         return Restored(
             state, data, word.ref, found.manifest, word.rejected, self.timings, changed=changed, folder=found.folder
@@ -163,6 +190,7 @@ class Restore:
 
     def _vote_on(self, ref: CheckpointRef) -> Found | None:
         self._round += 1
+        self._plan = None  # of the candidate before: its memory is free again
         try:
             found = self._see(ref)
             self._verify(found)
@@ -198,20 +226,24 @@ class Restore:
         files = found.manifest.files
         if STRUCTURE_FILE not in {entry.path for entry in files}:
             raise digests.DamagedFileError(f"{STRUCTURE_FILE}: not listed in the manifest")
-        digests.verify_files(
+        self._new = self._wanted.new_in(found.folder)
+        self._plan = verifying.plan_state(found.folder, files, self._wanted.abstract, without=self._new)
+        verifying.verify_and_read(
             found.folder,
-            digests.share_of(files, self._rank, self.coordination.process_count),
+            self._share(found),
+            self._plan,
             threads=self.settings.io_threads,
             transient_seconds=self.settings.transient_seconds,
         )
 
-    def _load(self, found: Found, abstract: PyTree, allowed: Allowed) -> tuple[PyTree, bytes | None, Changed]:
+    def _share(self, found: Found) -> tuple[FileEntry, ...]:
+        return digests.share_of(found.manifest.files, self._rank, self.coordination.process_count)
+
+    def _load(self, found: Found) -> tuple[PyTree, bytes | None, Changed]:
         ballot = Ballot(self.coordination, f"{restore_prefix(self.number)}/load")
         try:
-            stored = structure.from_bytes((found.folder / STRUCTURE_FILE).read_bytes())
-            changed = compare(stored, structure.structure_of(abstract), allowed)
-            partly = bool(changed.dropped)
-            state = orbax_io.load(found.folder / STATE_FOLDER, abstract, partly=partly, without=changed.new)
+            changed = self._wanted.compared(found.folder)
+            state = self._state(found, changed)
             data = self._data(found)
         except errors.StructureMismatch as error:
             details = (error.leaf, error.expected, error.found, error.remedy, *error.others[:_REPORTED_LEAVES])
@@ -226,6 +258,22 @@ class Restore:
         if blamed is not None:
             raise self._error(blamed.rank, blamed.problem)
         return state, data, changed
+
+    def _state(self, found: Found, changed: Changed) -> PyTree:
+        """From what was read while verifying, else by Orbax."""
+        plan, self._plan = self._plan, None
+        if plan is not None and self._new == changed.new:
+            mine = set(self._share(found))
+            others = [entry for entry in found.manifest.files if entry not in mine]
+            limits = self.settings
+            seconds = limits.transient_seconds
+            verifying.read_others(found.folder, others, plan, threads=limits.io_threads, transient_seconds=seconds)
+            try:
+                return plan.state()
+            except NotUnderstoodError as error:
+                logger.debug("%s: left to Orbax: %s", found.folder, error)
+        folder, partly = found.folder / STATE_FOLDER, bool(changed.dropped)
+        return orbax_io.load(folder, self._wanted.abstract, partly=partly, without=changed.new)
 
     def _data(self, found: Found) -> bytes | None:
         name = data_file(self._rank)
