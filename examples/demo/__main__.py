@@ -22,6 +22,7 @@ from examples.demo.jobs import Training
 from examples.demo.kills import WriteKiller
 from examples.demo.logs import Line, LogFollower
 from examples.demo.page import Figure, render
+from examples.demo.picture import draw
 from examples.demo.record import Kind, Record
 from examples.demo.rig import NAMESPACE, Rig
 from examples.demo.scenario import Outcome, Stage
@@ -39,7 +40,7 @@ def main() -> int:
     began = time.monotonic()
     killer = WriteKiller()
     try:
-        with Rig(REPOSITORY, work, killer) as rig:
+        with Rig(REPOSITORY, killer) as rig:
             killer.kill = lambda: processes.kill_operators(rig.api_port)
             outcome, record, buckets = _perform(options, rig, work, killer)
             code = _conclude(options, outcome, record, buckets, seconds=time.monotonic() - began)
@@ -192,6 +193,7 @@ def _conclude(
         console.print(table)
     page = options.output / "timeline.html"
     page.write_text(render(record, verdict=verdict, claims=outcome.claims, figures=outcome.figures, buckets=buckets))
+    (options.output / "timeline.svg").write_text(draw(record))
     facts = {
         "claims": [vars(c) for c in outcome.claims],
         "figures": [vars(f) for f in outcome.figures],

@@ -53,6 +53,16 @@ tr:last-child td{border-bottom:0}.yes{color:var(--good);font-weight:600}.no{colo
 .bar{display:flex;height:26px;border-radius:6px;overflow:hidden;border:1px solid var(--line)}
 """
 
+KEY: Final = (
+    (Kind.STARTUP, "start, verify, restore"),
+    (Kind.COMPILE, "compile, first step"),
+    (Kind.TRAIN, "training"),
+    (Kind.GOOD, "saved, completed"),
+    (Kind.WARN, "notice, refusal"),
+    (Kind.FAULT, "fault made by the demo"),
+)
+"""What each colour means."""
+
 BUCKET_COLOURS: Final = {
     "productive": "var(--train)",
     "rework": "var(--fault)",
@@ -72,7 +82,7 @@ def render(
 ) -> str:
     """The whole page as one HTML document without any outside reference."""
     marks, spans, points = record.snapshot()
-    end = max([m.at for m in marks] + [s.end or 0.0 for s in spans] + [p.at for p in points] + [1.0])
+    end = last_instant(marks, spans, points)
     body = [
         f"<h1>Holdfast demo: {_text(verdict)}</h1>",
         "<p>Two JAX processes on a real Kubernetes control plane. Hover over a mark or a bar to read it.</p>",
@@ -92,6 +102,11 @@ def render(
     ]
     head = f"<!doctype html><html lang=en><meta charset=utf-8><title>Holdfast demo</title><style>{STYLE}</style>"
     return head + "<body>" + "".join(body) + "</body></html>\n"
+
+
+def last_instant(marks: Sequence[Mark], spans: Sequence[Span], points: Sequence[Point]) -> float:
+    """The end of the time axis in seconds."""
+    return max([m.at for m in marks] + [s.end or 0.0 for s in spans] + [p.at for p in points] + [1.0])
 
 
 def _text(value: object) -> str:
@@ -119,14 +134,20 @@ def _axis(end: float, bottom: float) -> str:
 
 
 def _timeline(marks: Sequence[Mark], spans: Sequence[Span], end: float) -> str:
+    shapes, height = timeline_shapes(marks, spans, end)
+    return f'<svg viewBox="0 0 {WIDTH} {height}" role="img" aria-label="timeline">{shapes}</svg>'
+
+
+def timeline_shapes(marks: Sequence[Mark], spans: Sequence[Span], end: float) -> tuple[str, int]:
+    """The lanes as SVG elements, and their height in pixels."""
     bottom = LANE_HEIGHT * len(LANES) + 12
-    parts = [f'<svg viewBox="0 0 {WIDTH} {bottom + 22}" role="img" aria-label="timeline">', _axis(end, bottom)]
+    parts = [_axis(end, bottom)]
     for row, lane in enumerate(LANES):
         y = 12 + row * LANE_HEIGHT
         parts.append(f'<text class="lane" x="12" y="{y + 26}">{_text(lane)}</text>')
         parts += [_bar(s, y, end) for s in spans if s.lane == lane]
         parts += [_dot(m, y, end) for m in marks if m.lane == lane]
-    return "".join(parts) + "</svg>"
+    return "".join(parts), bottom + 22
 
 
 def _bar(span: Span, y: int, end: float) -> str:
@@ -146,15 +167,7 @@ def _dot(mark: Mark, y: int, end: float) -> str:
 
 
 def _key() -> str:
-    entries = [
-        (Kind.STARTUP, "start, verify, restore"),
-        (Kind.COMPILE, "compile, first step"),
-        (Kind.TRAIN, "training"),
-        (Kind.GOOD, "saved, completed"),
-        (Kind.WARN, "notice, refusal"),
-        (Kind.FAULT, "fault made by the demo"),
-    ]
-    spans = "".join(f'<span><i style="background:var(--{k})"></i>{_text(t)}</span>' for k, t in entries)
+    spans = "".join(f'<span><i style="background:var(--{k})"></i>{_text(t)}</span>' for k, t in KEY)
     return f'<p class="key">{spans}</p>'
 
 

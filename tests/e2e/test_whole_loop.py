@@ -7,11 +7,13 @@ import re
 import subprocess
 import sys
 from pathlib import Path
+from xml.etree import ElementTree as ET
 
 import pytest
 
 from examples.demo.__main__ import parse_arguments
 from examples.demo.page import Claim, Figure, render
+from examples.demo.picture import draw
 from examples.demo.record import Kind, Record
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -28,6 +30,7 @@ def test_every_claim_of_the_demo_holds(tmp_path: Path) -> None:
     assert [c["text"] for c in facts["claims"] if not c["holds"]] == []
     assert [f["name"] for f in facts["figures"] if f["value"] == "not seen"] == []
     page = (tmp_path / "timeline.html").read_text()
+    ET.parse(tmp_path / "timeline.svg")
     assert not re.findall(r"""(?:src|href)=["']?(?!#)""", page), "the page must need nothing but itself"
 
 
@@ -55,6 +58,9 @@ def test_page_escapes_what_it_shows() -> None:
     )
     assert "<script>" not in page
     assert "<i>" not in page.replace("<i style", "")
+    picture = ET.fromstring(draw(record))
+    words = [e.text or "" for e in picture.iter("{http://www.w3.org/2000/svg}text")]
+    assert any(w.endswith("you: <script>alert(1)</script>") for w in words)
 
 
 @pytest.mark.parametrize("arguments", [["--steps", "0"], ["--every-steps", "-1"], ["--steps", "many"]])
