@@ -368,6 +368,31 @@ def test_a_failing_liveness_probe_restarts_the_container(space: Namespace) -> No
     assert space.state("p")["lastState"]["terminated"]["exitCode"] == 128 + signal.SIGKILL
 
 
+def test_a_startup_probe_ends_with_its_success_and_with_its_run(space: Namespace) -> None:
+    """One that went on would end a container that has started, or the next run of one that has not."""
+    folder = space.cluster.folder / space.name
+    folder.mkdir()
+
+    def count(what: str) -> int:
+        return len((folder / what).read_text()) if (folder / what).exists() else 0
+
+    startup = {"exec": {"command": ["sh", "-c", "printf s >> /v/startup; test -e /v/up"]},
+               "periodSeconds": 1, "failureThreshold": 2}  # fmt: skip
+    liveness = {"exec": {"command": ["sh", "-c", "printf l >> /v/liveness"]}, "periodSeconds": 1}
+    script = "test -e /v/second || { until test -e /v/startup; do sleep 0.05; done; touch /v/second; exit 7; }; touch /v/up; sleep 100"
+    space.pod("p", script, spec={"restartPolicy": "Always", "volumes": [{"name": "v", "hostPath": {"path": str(folder)}}]},
+              volumeMounts=[{"name": "v", "mountPath": "/v"}], startupProbe=startup, livenessProbe=liveness)  # fmt: skip
+    space.ready("p")
+    tried = count("startup")
+    (folder / "up").unlink()  # from now on it would fail, in a container that has long started
+    lived = count("liveness")
+    eventually(lambda: count("liveness") >= lived + 4)
+    assert count("startup") == tried
+    state = space.state("p")
+    assert (state["restartCount"], state["ready"]) == (1, True)
+    assert state["lastState"]["terminated"]["exitCode"] == 7
+
+
 def test_logs_can_be_followed(space: Namespace) -> None:
     space.pod("p", "for i in 1 2 3; do echo $i; sleep 0.2; done")
     eventually(lambda: space.state("p").get("state", {}).get("running") or space.state("p")["state"].get("terminated"))

@@ -3,6 +3,7 @@
 import asyncio
 import contextlib
 import json
+import logging
 import os
 import signal
 import subprocess
@@ -17,6 +18,8 @@ _BOOT = f"import sys; sys.path.insert(0, {str(HERE)!r}); import sandbox; sandbox
 START_SECONDS = 30.0
 LOG_TAIL_LINES, LOG_TAIL_BYTES, MESSAGE_BYTES = 80, 2048, 4096
 KILLED = 128 + signal.SIGKILL
+
+log = logging.getLogger(__name__)
 
 
 class StartFailed(Exception):
@@ -122,10 +125,12 @@ class Process:
 
     async def _watch(self) -> None:
         line = await self._reader.read()  # ends when the sandbox program, and so every process of it, is gone
-        message = json.loads(line) if line else {"signal": int(signal.SIGKILL)}
+        message = json.loads(line) if line else {}
         self._sandbox.wait()
-        code = int(message["exit"]) if "exit" in message else 128 + int(message["signal"])
-        self.exit_code.set_result(code)
+        if "error" in message:
+            log.error("the sandbox program of process %s failed: %s", self.pid, message["error"])
+        killed_by = int(message.get("signal", signal.SIGKILL))  # without a word it was killed, and all below it with it
+        self.exit_code.set_result(int(message["exit"]) if "exit" in message else 128 + killed_by)
 
     async def wait(self, seconds: float | None = None) -> int | None:
         """The exit code (128 + n for signal n), or None if it is not there in time."""

@@ -118,12 +118,21 @@ def kill_descendants() -> None:
             os.waitpid(-1, 0)
 
 
+def wait_for_any() -> int:
+    """The id of a child that has ended and still is to be collected."""
+    ended = os.waitid(os.P_ALL, 0, os.WEXITED | os.WNOWAIT)
+    assert ended is not None  # noqa: S101  only WNOHANG returns None
+    return ended.si_pid
+
+
 def supervise(pid: int, status_fd: int, *, namespaces: bool) -> None:
     """Wait for the first process, then report how it ended."""
-    while True:
-        ended, status = os.waitpid(-1, 0)
-        if ended == pid:
-            break
+    # Its number stays its own until it is collected, and from then on no signal may be passed on to that number.
+    while (ended := wait_for_any()) != pid:
+        os.waitpid(ended, 0)
+    for number in (signal.SIGTERM, signal.SIGUSR1):
+        signal.signal(number, signal.SIG_IGN)
+    _, status = os.waitpid(pid, 0)
     if not namespaces:
         kill_descendants()
     code = os.waitstatus_to_exitcode(status)
@@ -150,7 +159,10 @@ def run(spec: dict[str, Any]) -> None:
         first_process(spec, go_read, failed_write)
 
     def pass_on(number: int, _frame: FrameType | None) -> None:
-        os.kill(pid, signal.SIGKILL if number == signal.SIGUSR1 else number)
+        try:
+            os.kill(pid, signal.SIGKILL if number == signal.SIGUSR1 else number)
+        except ProcessLookupError:  # it could not be started and is gone
+            return
 
     signal.signal(signal.SIGTERM, pass_on)
     signal.signal(signal.SIGUSR1, pass_on)

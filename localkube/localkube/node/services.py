@@ -66,13 +66,14 @@ class Forward:
     targets: list[tuple[str, int]] = field(default_factory=list)
     _server: asyncio.Server | None = None
     _turn: "itertools.count[int]" = field(default_factory=itertools.count)
+    _served: set[asyncio.Task[None]] = field(default_factory=set)
 
     async def point_at(self, targets: list[tuple[str, int]]) -> None:
         """Pass new connections on to these; existing ones go on."""
         self.targets = targets
         if targets and self._server is None:
             try:
-                self._server = await asyncio.start_server(self._serve, self.address, self.port)
+                self._server = await asyncio.start_server(self._accept, self.address, self.port)
             except OSError as problem:  # below 1024 this takes a privilege
                 log.warning("service port %s:%s: %s", self.address, self.port, problem)
         elif not targets:
@@ -83,6 +84,11 @@ class Forward:
         if self._server:
             self._server.close()
             self._server = None
+
+    def _accept(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        task = asyncio.create_task(self._serve(reader, writer))
+        self._served.add(task)  # the loop's own reference is a weak one
+        task.add_done_callback(self._served.discard)
 
     async def _serve(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         try:
