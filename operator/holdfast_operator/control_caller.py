@@ -19,6 +19,7 @@ REFUSED_SECONDS: Final = 2.0
 CACHE_LIMIT: Final = 20_000
 REVIEWS_AT_ONCE: Final = 8
 MAX_TOKEN: Final = 16 * 1024
+MAX_REASON: Final = 200
 
 _POD_NAME: Final = "authentication.kubernetes.io/pod-name"
 _POD_UID: Final = "authentication.kubernetes.io/pod-uid"
@@ -116,7 +117,8 @@ def _hash(token: str) -> bytes:
 def _read_review(status: Json) -> PodIdentity | Refused:
     """What a TokenReview proves. Without our audience in the answer a token of the whole API would do."""
     if status.get("authenticated") is not True:
-        return Refused("the token is not accepted by the API server (wrong, expired, of another audience, pod gone)")
+        why = str(status.get("error") or "wrong, expired, of another audience, or its pod is gone")
+        return Refused(f"the token is not accepted by the API server: {why[:MAX_REASON]}")
     if keys.TOKEN_AUDIENCE not in (status.get("audiences") or []):
         return Refused(f"the token is not for audience {keys.TOKEN_AUDIENCE}")
     user = status.get("user") or {}

@@ -26,7 +26,7 @@ def install_definition(kubeconfig: Path) -> dict[str, Any]:
     deadline = time.monotonic() + ESTABLISHED_WITHIN_SECONDS
     while True:
         found: dict[str, Any] = json.loads(kubectl(kubeconfig, "get", "crd", keys.CRD_NAME, "-o", "json"))
-        conditions = found.get("status", {}).get("conditions", [])
+        conditions = (found.get("status") or {}).get("conditions") or []  # null for a moment
         if "Established" in {c["type"] for c in conditions if c["status"] == "True"} and _served(kubeconfig):
             return found
         assert time.monotonic() < deadline, found.get("status")

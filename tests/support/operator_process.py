@@ -8,6 +8,7 @@ import os
 import re
 import secrets
 import signal
+import socket
 import ssl
 import subprocess
 import sys
@@ -56,8 +57,13 @@ def write_certificate(authority: tls.Authority, folder: Path, host: str = HOST) 
 class OperatorProcess:
     """One running replica."""
 
-    def __init__(self, kubeconfig: Path, folder: Path, namespace: str, **environment: str) -> None:
-        self.folder, self.name = folder, environment.get("HOLDFAST_OPERATOR_POD_NAME", f"op-{secrets.token_hex(3)}")
+    def __init__(self, kubeconfig: Path, folder: Path, namespace: str, *, host: str = HOST, **environment: str) -> None:
+        """``host``: the name in its certificate, if ``folder/tls`` holds one already."""
+        self.folder, self.host, self.name = (
+            folder,
+            host,
+            environment.get("HOLDFAST_OPERATOR_POD_NAME", f"op-{secrets.token_hex(3)}"),
+        )
         folder.mkdir(parents=True, exist_ok=True)
         if not (folder / "tls").exists():
             self.authority = tls.new_authority()
@@ -129,7 +135,7 @@ class OperatorProcess:
         """A TLS connection to the control endpoint that trusts the folder's ca.crt (or the one given)."""
         trusted = authority_pem or (self.folder / "tls" / "ca.crt").read_text()
         context = ssl.create_default_context(cadata=trusted)
-        return _NamedConnection("127.0.0.1", self.ports()["control"], context=context, timeout=40)
+        return _NamedConnection(self.host, self.ports()["control"], context=context, timeout=40)
 
     def sync(
         self, token: str | None, report: sync.Report | bytes, *, wait: float = 0.0, **headers: str
@@ -151,11 +157,11 @@ class OperatorProcess:
 
 
 class _NamedConnection(http.client.HTTPSConnection):
-    """Connects to an address and demands the Service's name, as agents do."""
+    """Connects to this machine and demands the Service's name, as agents do."""
 
     def connect(self) -> None:
-        http.client.HTTPConnection.connect(self)
-        self.sock = self._context.wrap_socket(self.sock, server_hostname=HOST)  # type: ignore[attr-defined]
+        self.sock = socket.create_connection(("127.0.0.1", self.port), self.timeout)
+        self.sock = self._context.wrap_socket(self.sock, server_hostname=self.host)  # type: ignore[attr-defined]
 
 
 def self_signed(folder: Path) -> None:
