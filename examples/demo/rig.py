@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 import json
-import subprocess
 import sys
 import threading
 import time
 from collections.abc import Callable, Sequence
+from contextlib import ExitStack
 from pathlib import Path
 from types import TracebackType
 from typing import Any, Final, Self
@@ -16,10 +16,10 @@ from kubernetes import client, config
 
 from examples.demo.jobs import Training, manifest
 from holdfast_contract import keys
-from localkube.binaries import helm
-from localkube.certs import Authority
+from localkube import helm_install
 from localkube.cluster import Cluster
-from localkube.faultproxy import FaultProxy, Hook, Upstream
+from localkube.faultproxy import FaultProxy, Hook, upstream_of
+from localkube.helm_install import Release
 from localkube.nodes import NodeOptions
 from localkube.progress import to_stderr
 
@@ -35,24 +35,25 @@ POD_POLL_SECONDS: Final = 0.2
 class Rig:
     """A cluster of the demo's own; everything is gone when the ``with`` block ends."""
 
-    def __init__(self, repository: Path, work: Path, hook: Hook) -> None:
+    def __init__(self, repository: Path, hook: Hook) -> None:
         self.on_pods: Callable[[dict[int, dict[str, Any]]], object] = lambda _: None
         self._repository = repository
-        self._work = work
         self._hook = hook
-        self._cluster = Cluster(progress=to_stderr())
+        self._progress = to_stderr()
+        self._cluster = Cluster(progress=self._progress)
         self._stop = threading.Event()
+        self._held = ExitStack()
 
     def __enter__(self) -> Self:
         began = time.monotonic()
-        self._cluster.start()
-        try:
+        with ExitStack() as held:
+            held.enter_context(self._cluster)
+            self._proxy = held.enter_context(FaultProxy(upstream_of(self._cluster), self._hook))
+            held.callback(self._stop.set)
             self._start_nodes()
             self._connect()
             self._install()
-        except BaseException:
-            self.__exit__(None, None, None)
-            raise
+            self._held = held.pop_all()
         print(
             f"-- control plane, {len(NODES)} nodes and Holdfast are up after {time.monotonic() - began:.1f} s",
             flush=True,
@@ -62,9 +63,7 @@ class Rig:
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
-        self._stop.set()
-        self._proxy.stop()
-        self._cluster.stop()
+        self._held.close()
 
     @property
     def kubeconfig(self) -> Path:
@@ -92,6 +91,10 @@ class Rig:
             *self._kind, name, _request_timeout=REQUEST_SECONDS
         )
         return job
+
+    def uid(self, name: str) -> str:
+        """UID of a TrainingJob."""
+        return str(self.get_job(name)["metadata"]["uid"])
 
     def wait_succeeded(self, name: str, *, timeout_seconds: float) -> None:
         """Wait until a job has succeeded. Raises TimeoutError or, if it failed, RuntimeError, with its conditions."""
@@ -146,14 +149,6 @@ class Rig:
         self._cluster.kubectl("taint", "node", node, f"{key}-")
 
     def _start_nodes(self) -> None:
-        pki = self._cluster.layout.pki
-        pair = Authority.load(pki).server("fault-proxy", ["127.0.0.1", "localhost"])
-        pair.write(self._work, "proxy")
-        upstream = Upstream(
-            self._cluster.server_url, pki / "ca.crt", self._work / "proxy.crt", self._work / "proxy.key"
-        )
-        self._proxy = FaultProxy(upstream, self._hook)
-        self._proxy.start()
         arguments = [
             "--service-address", f"127.0.0.1:{self._proxy.port}", "--venv", sys.prefix,
             # A kubelet would wait 10, 20, 40 ... s between restarts of the operator, which the demo kills on purpose.
@@ -168,19 +163,8 @@ class Rig:
         self._kind = (keys.API_GROUP, keys.VERSION, NAMESPACE, keys.PLURAL)
 
     def _install(self) -> None:
-        print("-- helm install holdfast charts/holdfast", flush=True)
-        command = [
-            str(helm(to_stderr())), "install", RELEASE, str(self._repository / "charts" / "holdfast"),
-            "--kubeconfig", str(self._cluster.kubeconfig), "--namespace", OPERATOR_NAMESPACE, "--create-namespace",
-            "--wait", "--timeout", f"{HELM_SECONDS}s",
-        ]  # fmt: skip
-        done = subprocess.run(command, capture_output=True, text=True, timeout=2 * HELM_SECONDS, check=False)
-        if done.returncode != 0:
-            pods = self._cluster.kubectl("describe", "pods", "--namespace", OPERATOR_NAMESPACE, check=False).stdout
-            logs = self._cluster.kubectl(
-                "logs", "--namespace", OPERATOR_NAMESPACE, f"deployment/{RELEASE}", check=False
-            )
-            raise RuntimeError(f"helm install failed: {done.stderr}\n{pods}\n{logs.stdout}{logs.stderr}")
+        release = Release(RELEASE, self._repository / "charts" / "holdfast", OPERATOR_NAMESPACE)
+        helm_install.install(self._cluster, release, deadline_seconds=HELM_SECONDS, progress=self._progress)
         self._cluster.kubectl("create", "namespace", NAMESPACE)
 
 

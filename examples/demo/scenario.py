@@ -62,6 +62,11 @@ class Stage:
     applied_at: float = 0.0
     finished_at: float = 0.0
 
+    @property
+    def uid(self) -> str:
+        """UID of the job."""
+        return self.rig.uid(self.training.name)
+
     def step(self) -> int:
         """The last completed step that the status shows."""
         return int((self.watch.status.get("progress") or {}).get("step") or 0)
@@ -190,7 +195,7 @@ def crash(stage: Stage) -> None:
     stage.say("a trainer crashes (SIGKILL)")
     with new_attempt(stage) as facts:
         stage.record.mark("worker 1", Kind.FAULT, "SIGKILL")
-        processes.kill_trainer(stage.training.name, 1)
+        processes.kill_trainer(stage.uid, 1)
     after = facts["after"]
     stage.outcome.claim("a crash costs a process, not a pod", stage.pods() == pods, "both pods kept their UIDs")
     stage.outcome.claim(
@@ -219,14 +224,14 @@ def corruption(stage: Stage) -> None:
     stage.say("one bit of the newest checkpoint flips, then a trainer dies")
     run_folder = stage.training.run_folder
     with new_attempt(stage) as facts:
-        processes.stop_trainers(stage.training.name)  # no newer checkpoint may appear between the flip and the crash
+        processes.stop_trainers(stage.uid)  # no newer checkpoint may appear between the flip and the crash
         flip = damage.flip_newest(run_folder)
         stage.record.mark(
             "checkpoints", Kind.FAULT, f"flipped {flip} of attempt {flip.ref.attempt} step {flip.ref.step}"
         )
         stage.record.mark("worker 0", Kind.FAULT, "SIGKILL")
-        processes.kill_trainer(stage.training.name, 0)
-        processes.continue_trainers(stage.training.name)
+        processes.kill_trainer(stage.uid, 0)
+        processes.continue_trainers(stage.uid)
     after, restored = facts["after"], facts["restored"]
     mine = [
         r
@@ -251,7 +256,7 @@ def operator_kills(stage: Stage) -> None:
     with new_attempt(stage) as facts:
         stage.killer.armed = True
         stage.record.mark("worker 1", Kind.FAULT, "SIGKILL")
-        processes.kill_trainer(stage.training.name, 1)
+        processes.kill_trainer(stage.uid, 1)
     stage.killer.disarm()
     after, kills = facts["after"], len(stage.killer.killed)
     stage.outcome.claim("the operator was killed before and after writes of the recovery", kills >= 2, f"{kills} kills")

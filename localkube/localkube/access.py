@@ -5,11 +5,14 @@ from __future__ import annotations
 import shutil
 import subprocess
 from pathlib import Path
+from urllib.parse import urlsplit
 
 from localkube.binaries import control_plane
+from localkube.errors import LocalkubeError
 from localkube.kubeconfig import read_endpoint
 
 KUBECTL_SECONDS = 60.0
+_DEFAULT_PORTS = {"https": 443, "http": 80}
 
 
 class ClusterAccess:
@@ -27,6 +30,15 @@ class ClusterAccess:
     def server_url(self) -> str:
         """Where the API server answers."""
         return read_endpoint(self.kubeconfig).server_url
+
+    @property
+    def server_port(self) -> int:
+        """The API server's port. Raises LocalkubeError if its address names none that can be."""
+        try:
+            parts = urlsplit(self.server_url)
+            return parts.port or _DEFAULT_PORTS[parts.scheme]
+        except (ValueError, KeyError) as error:
+            raise LocalkubeError(f"{self.kubeconfig}: {self.server_url!r} is no address of an API server") from error
 
     @property
     def ca_pem(self) -> str:

@@ -21,3 +21,7 @@ class ClusterNameError(LocalkubeError):
 
 class SupervisorError(LocalkubeError):
     """The cluster's supervisor refused a request or is gone."""
+
+
+class HelmError(LocalkubeError):
+    """A chart could not be installed; the message carries what Helm and the cluster said."""

@@ -20,6 +20,9 @@ from typing import Final, Self
 import aiohttp
 from aiohttp import web
 
+from localkube.certs import Authority
+from localkube.cluster import Cluster
+
 START_SECONDS: Final = 10.0
 _WRITES: Final = frozenset({"POST", "PUT", "PATCH", "DELETE"})
 _HOP_BY_HOP: Final = frozenset(
@@ -60,6 +63,14 @@ class Upstream:
     ca_file: Path
     certificate_file: Path
     key_file: Path
+
+
+def upstream_of(cluster: Cluster) -> Upstream:
+    """A cluster's API server, with a certificate for the proxy that the cluster's own CA signed; it ends with the cluster."""
+    pki = cluster.layout.pki
+    pair = Authority.load(pki).server("fault-proxy", ["127.0.0.1", "localhost"])
+    certificate, key = pair.write(pki, "fault-proxy")
+    return Upstream(cluster.server_url, pki / "ca.crt", certificate, key)
 
 
 class FaultProxy:

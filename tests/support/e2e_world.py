@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import subprocess
 import sys
 import time
 from collections.abc import Callable, Iterator
@@ -14,8 +13,9 @@ from typing import Any, Final
 
 from kubernetes import client, config
 
-from localkube import binaries
+from localkube import helm_install
 from localkube.cluster import Cluster
+from localkube.helm_install import Release
 from localkube.nodes import NodeOptions
 from tests.support import e2e_processes as processes
 
@@ -27,6 +27,13 @@ RELEASE: Final = "holdfast"
 NODE_OPTIONS: Final = NodeOptions(
     # A kubelet waits 10, 20, 40 ... s before it starts a container again; these tests kill the operator often.
     arguments=("--venv", sys.prefix, "--backoff-seconds", "0.00001")
+)
+HOLDFAST: Final = Release(
+    # Other tests may have applied the definition to this cluster already.
+    RELEASE,
+    CHART,
+    SYSTEM,
+    options=("--take-ownership", "--force-conflicts"),
 )
 
 HELM_SECONDS: Final = 90
@@ -56,22 +63,11 @@ class World:
 
     @classmethod
     def build(cls, cluster: Cluster) -> World:
-        """Start the nodes and install the chart. Raises AssertionError with what Helm and the operator said."""
+        """Start the nodes and install the chart. Raises HelmError with what Helm and the operator said."""
         cluster.add_nodes(NODES, NODE_OPTIONS)
         api = config.new_client_from_config(str(cluster.kubeconfig))
-        world = cls(cluster, client.CoreV1Api(api), client.CustomObjectsApi(api))
-        world._install()
-        return world
-
-    def _install(self) -> None:
-        command = [
-            str(binaries.helm()), "install", RELEASE, str(CHART), f"--kubeconfig={self.cluster.kubeconfig}",
-            "--namespace", SYSTEM, "--create-namespace", "--wait", "--timeout", f"{HELM_SECONDS}s",
-            # Other tests may have applied the definition to this cluster already.
-            "--take-ownership", "--force-conflicts",
-        ]  # fmt: skip
-        done = subprocess.run(command, capture_output=True, text=True, timeout=HELM_SECONDS + 30, check=False)
-        assert done.returncode == 0, f"{done.stderr}\n{self.kubectl('describe', 'pods', '-n', SYSTEM)}\n{self.logs()}"
+        helm_install.install(cluster, HOLDFAST, deadline_seconds=HELM_SECONDS)
+        return cls(cluster, client.CoreV1Api(api), client.CustomObjectsApi(api))
 
     def kubectl(self, *arguments: str, stdin: str | None = None) -> str:
         """Standard output of kubectl as the administrator; what it said on standard error, if it failed."""
@@ -101,7 +97,7 @@ class World:
 
     def kill_operator(self) -> int:
         """SIGKILL the operator's process; its node starts it again. How many there were."""
-        return processes.kill_operators(SYSTEM, self.cluster.server_url)
+        return processes.kill_operators(SYSTEM, self.cluster.server_port)
 
     @contextmanager
     def operator_away(self) -> Iterator[None]:
@@ -118,7 +114,7 @@ class World:
         if replicas == 0:
             self.kubectl("delete", "pods", "-n", SYSTEM, "--all", "--force", "--grace-period=0")
             until(
-                lambda: not processes.kill_operators(SYSTEM, self.cluster.server_url),
+                lambda: not processes.kill_operators(SYSTEM, self.cluster.server_port),
                 OPERATOR_SECONDS,
                 "the operator's end",
             )

@@ -1,0 +1,74 @@
+"""Installs a chart as its users would, and says on failure what the cluster knows about the release's pods."""
+
+from __future__ import annotations
+
+import subprocess
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+from localkube.access import ClusterAccess
+from localkube.binaries import helm
+from localkube.errors import HelmError
+from localkube.progress import Progress, silent
+
+_MARGIN_SECONDS = 30.0
+"""Helm keeps its own deadline; this much later it is killed."""
+_LOG_LINES = 200
+
+
+@dataclass(frozen=True)
+class Release:
+    """What to install where."""
+
+    name: str
+    chart: Path
+    namespace: str
+    options: Sequence[str] = ()
+    """Further words of `helm install`."""
+
+
+def install(cluster: ClusterAccess, release: Release, *, deadline_seconds: float, progress: Progress = silent) -> None:
+    """Install a release, its namespace too, and wait until all of it is ready.
+
+    Raises HelmError with what Helm said, the release's pods, their events and the end of their logs; BinariesError if
+    there is no Helm and it cannot be built, which the deadline does not cover.
+    """
+    if deadline_seconds <= 0:
+        raise ValueError(f"deadline_seconds is {deadline_seconds}, must be more than 0")
+    command = [
+        str(helm(progress)), "install", release.name, str(release.chart), f"--kubeconfig={cluster.kubeconfig}",
+        "--namespace", release.namespace, "--create-namespace", "--wait", "--timeout", f"{deadline_seconds:g}s",
+        *release.options,
+    ]  # fmt: skip
+    progress(f"helm install {release.name} {release.chart.name}")
+    try:
+        done = subprocess.run(
+            command, capture_output=True, text=True, timeout=deadline_seconds + _MARGIN_SECONDS, check=False
+        )
+    except subprocess.TimeoutExpired as late:
+        said = f"it did not end within {late.timeout:g} s"
+    else:
+        if done.returncode == 0:
+            return
+        said = done.stderr.strip()
+    raise HelmError(f"helm install {release.name} failed: {said}\n{diagnosis(cluster, release)}")
+
+
+def diagnosis(cluster: ClusterAccess, release: Release) -> str:
+    """What the cluster knows about a release's namespace: pods, events, the end of the pods' logs."""
+    selector = f"--selector=app.kubernetes.io/instance={release.name}"  # the label that Helm's conventions ask for
+    questions = (
+        ("describe", "pods"),
+        ("get", "events", "--sort-by=.metadata.creationTimestamp"),
+        ("logs", selector, "--all-containers", "--prefix", "--ignore-errors", f"--tail={_LOG_LINES}"),
+    )
+    return "\n".join(_asked(cluster, *words, f"--namespace={release.namespace}") for words in questions)
+
+
+def _asked(cluster: ClusterAccess, *words: str) -> str:
+    try:
+        done = cluster.kubectl(*words, check=False)
+    except subprocess.TimeoutExpired as late:
+        return f"-- kubectl {' '.join(words)}: no answer within {late.timeout:g} s"
+    return f"-- kubectl {' '.join(words)}\n{done.stdout}{done.stderr}"
