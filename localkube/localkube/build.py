@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+import contextlib
 import hashlib
 import os
 import platform
+import shutil
+import signal
 import subprocess
 import tempfile
 import threading
@@ -16,6 +19,7 @@ from pathlib import Path
 from localkube.errors import BinariesError
 from localkube.locks import exclusive_lock
 from localkube.paths import cache_root
+from localkube.processes import tied_to_parent
 from localkube.progress import Progress
 from localkube.toolchain import Toolchain, find_toolchain
 
@@ -67,17 +71,21 @@ def _content_key(recipe: Recipe, toolchain: Toolchain) -> str:
 
 def _build_into(folder: Path, recipe: Recipe, toolchain: Toolchain, progress: Progress) -> None:
     started = time.monotonic()
-    with tempfile.TemporaryDirectory(dir=folder.parent, prefix=".building-") as scratch:
+    mark = f".building-{folder.name}-"
+    for left in folder.parent.glob(f"{mark}*"):  # by a build that was killed; this one has the lock
+        shutil.rmtree(left, ignore_errors=True)
+    with tempfile.TemporaryDirectory(dir=folder.parent, prefix=mark) as scratch:
         output = Path(scratch) / folder.name
         output.mkdir()
+        work = Path(scratch) / "work"
+        work.mkdir()
         progress(f"{recipe.title}: fetching Go modules with {toolchain.version}")
-        packages = _run_go(
-            toolchain, recipe, ["list", "-deps", recipe.package], _LIST_SECONDS, _Lines(recipe, progress)
-        )
+        go = _Go(toolchain, recipe, work)
+        packages = go.run(["list", "-deps", recipe.package], _LIST_SECONDS, _Lines(recipe, progress))
         flags = ["build", "-v", "-trimpath", "-buildvcs=false", "-ldflags", " ".join(recipe.ldflags)]
         lines = _Lines(recipe, progress, total=len(packages))
         progress(f"{recipe.title}: compiling {len(packages)} packages (minutes the first time)")
-        _run_go(toolchain, recipe, [*flags, "-o", str(output / recipe.binary), recipe.package], _BUILD_SECONDS, lines)
+        go.run([*flags, "-o", str(output / recipe.binary), recipe.package], _BUILD_SECONDS, lines)
         for name in recipe.links:
             (output / name).symlink_to(recipe.binary)
         output.rename(folder)
@@ -107,44 +115,56 @@ class _Lines:
             self._progress(f"{self._recipe.title}: compiled {self._count} of at most {self._total} packages ({last})")
 
 
-def _run_go(
-    toolchain: Toolchain, recipe: Recipe, arguments: Sequence[str], limit_seconds: float, lines: _Lines
-) -> list[str]:
-    environment = {
-        **os.environ,
-        "CGO_ENABLED": "0",
-        "GOTOOLCHAIN": "local",
-        "GOFLAGS": "-mod=readonly",
-        "GOWORK": "off",
-    }
-    command = [str(toolchain.go), *arguments]
-    with subprocess.Popen(
-        command,
-        cwd=recipe.module,
-        env=environment,
-        text=True,
-        stdin=subprocess.DEVNULL,
-        stdout=subprocess.PIPE,
-        stderr=subprocess.PIPE,
-    ) as process:
-        printed: list[str] = []
-        readers = [
-            threading.Thread(target=lines.drain, args=(process.stderr or (),), daemon=True),
-            threading.Thread(target=printed.extend, args=(process.stdout or (),), daemon=True),
-        ]
-        for reader in readers:
-            reader.start()
-        try:
-            _wait(process, limit_seconds, lines)
-        except BaseException:
-            process.kill()
-            raise
-        for reader in readers:
-            reader.join()
-    if process.returncode != 0:
-        end = "\n".join(lines.tail)
-        raise BinariesError(f"{recipe.title}: `go {arguments[0]}` ended with {process.returncode}:\n{end}")
-    return printed
+@dataclass(frozen=True)
+class _Go:
+    """The go command for one recipe. It ends with this process, and what it writes meanwhile is in `work`."""
+
+    toolchain: Toolchain
+    recipe: Recipe
+    work: Path
+
+    def run(self, arguments: Sequence[str], limit_seconds: float, lines: _Lines) -> list[str]:
+        """The lines that it printed. Raises BinariesError with the end of what it said if it fails."""
+        with subprocess.Popen(
+            [str(self.toolchain.go), *arguments],
+            cwd=self.recipe.module,
+            env=self._environment(),
+            text=True,
+            stdin=subprocess.DEVNULL,
+            stdout=subprocess.PIPE,
+            stderr=subprocess.PIPE,
+            start_new_session=True,
+            preexec_fn=tied_to_parent(signal.SIGKILL),  # noqa: PLW1509 - two system calls, whatever other threads do
+        ) as process:
+            printed: list[str] = []
+            readers = [
+                threading.Thread(target=lines.drain, args=(process.stderr or (),), daemon=True),
+                threading.Thread(target=printed.extend, args=(process.stdout or (),), daemon=True),
+            ]
+            for reader in readers:
+                reader.start()
+            try:
+                _wait(process, limit_seconds, lines)
+            except BaseException:
+                with contextlib.suppress(ProcessLookupError):  # it ended in the same moment
+                    os.killpg(process.pid, signal.SIGKILL)  # its compilers, too, before their folder is removed
+                raise
+            for reader in readers:
+                reader.join()
+        if process.returncode != 0:
+            end = "\n".join(lines.tail)
+            raise BinariesError(f"{self.recipe.title}: `go {arguments[0]}` ended with {process.returncode}:\n{end}")
+        return printed
+
+    def _environment(self) -> dict[str, str]:
+        own = {
+            "CGO_ENABLED": "0",
+            "GOTOOLCHAIN": "local",
+            "GOFLAGS": "-mod=readonly",
+            "GOWORK": "off",
+            "GOTMPDIR": str(self.work),
+        }
+        return {**os.environ, **own}
 
 
 def _wait(process: subprocess.Popen[str], limit_seconds: float, lines: _Lines) -> None:

@@ -77,7 +77,7 @@ class ProcessTable:
                 stderr=subprocess.STDOUT,
                 env={**os.environ, **launch.environment},
                 start_new_session=True,
-                preexec_fn=_tie_to_parent(os.getpid()),  # noqa: PLW1509 - the supervisor has one thread
+                preexec_fn=_own_reaper(),  # noqa: PLW1509 - the supervisor has one thread
             )
         child = Child(launch, process)
         self.children[name] = child
@@ -150,15 +150,27 @@ class ProcessTable:
             os.killpg(child.pid, signal_number)
 
 
-def _tie_to_parent(parent: int) -> Callable[[], None]:
-    """Runs in the child before the program: it dies with the supervisor and inherits its own orphans."""
+def tied_to_parent(number: int) -> Callable[[], None]:
+    """For a child before its program: the kernel sends it this signal when the thread that starts it has ended (Linux)."""
+    parent = os.getpid()
 
     def tie() -> None:
         if _LIBC is None:
             return
-        _LIBC.prctl(_PR_SET_PDEATHSIG, signal.SIGKILL, 0, 0, 0)
-        _LIBC.prctl(_PR_SET_CHILD_SUBREAPER, 1, 0, 0, 0)
+        _LIBC.prctl(_PR_SET_PDEATHSIG, number, 0, 0, 0)
         if os.getppid() != parent:
             os._exit(1)
 
     return tie
+
+
+def _own_reaper() -> Callable[[], None]:
+    """For a child before its program: it dies with the supervisor and inherits its own orphans."""
+    tie = tied_to_parent(signal.SIGKILL)
+
+    def prepare() -> None:
+        if _LIBC is not None:
+            _LIBC.prctl(_PR_SET_CHILD_SUBREAPER, 1, 0, 0, 0)
+        tie()
+
+    return prepare

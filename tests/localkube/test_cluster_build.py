@@ -1,9 +1,15 @@
 """Programs are built once per content, whoever asks, and a failure says what the compiler said."""
 
+import os
+import signal
 import subprocess
 import sys
+import time
+from collections.abc import Callable
 from pathlib import Path
+from typing import TypeVar
 
+import psutil
 import pytest
 
 from localkube.build import Recipe, built
@@ -11,6 +17,7 @@ from localkube.errors import BinariesError
 from localkube.progress import silent
 from localkube.toolchain import WHEEL_VERSION, find_toolchain
 
+END_SECONDS = 30.0
 PROGRAM = 'package main\n\nvar greeting = "unset"\n\nfunc main() { println(greeting) }\n'
 
 BUILDER = """
@@ -20,6 +27,25 @@ from localkube.build import Recipe, built
 recipe = Recipe("tiny", Path(sys.argv[1]), ".", ("-s",), "tiny")
 print(built(recipe, lambda line: print(line, file=sys.stderr)))
 """
+
+
+T = TypeVar("T")
+
+
+def poll(look: Callable[[], T]) -> T:
+    """The first true value, within a deadline."""
+    deadline = time.monotonic() + END_SECONDS
+    while not (value := look()):
+        assert time.monotonic() < deadline, f"still {value!r}"
+        time.sleep(0.02)
+    return value
+
+
+def has_ended(process: psutil.Process) -> bool:
+    try:
+        return not process.is_running() or process.status() == psutil.STATUS_ZOMBIE
+    except psutil.NoSuchProcess:
+        return True
 
 
 @pytest.fixture
@@ -67,6 +93,28 @@ def test_builders_at_the_same_time_share_one_build(module: Path) -> None:
     assert [builder.returncode for builder in builders] == [0, 0, 0]
     assert len({folder for folder, _ in outputs}) == 1
     assert sum(progress.count("built in") for _, progress in outputs) == 1
+
+
+@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGKILL])
+def test_an_interrupted_build_leaves_no_process_and_no_file(
+    module: Path, tmp_path: Path, number: signal.Signals
+) -> None:
+    scratch = tmp_path / "scratch"
+    scratch.mkdir()
+    # Nothing is compiled yet, so that this takes long enough to be interrupted in the middle.
+    environment = {**os.environ, "GOCACHE": str(tmp_path / "gocache"), "TMPDIR": str(scratch)}
+    command = [sys.executable, "-c", BUILDER, str(module)]
+    with subprocess.Popen(command, stderr=subprocess.PIPE, text=True, env=environment) as builder:
+        assert builder.stderr is not None
+        assert any("compiling" in line for line in builder.stderr)
+        # Go and the compilers that it starts.
+        below = poll(lambda: found if len(found := psutil.Process(builder.pid).children(recursive=True)) > 1 else [])
+        builder.send_signal(number)
+        builder.wait(END_SECONDS)
+    poll(lambda: all(has_ended(process) for process in below))
+    assert list(scratch.iterdir()) == []
+    folder = built(Recipe("tiny", module, ".", ("-s",), "tiny"), silent)
+    assert {path.name for path in folder.parent.iterdir()} == {folder.name, f".{folder.name}.lock"}
 
 
 def test_without_a_new_enough_go_on_path_the_pinned_wheel_is_chosen(
