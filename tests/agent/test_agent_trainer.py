@@ -13,7 +13,7 @@ import pytest
 from holdfast_contract import keys
 from holdfast_contract.exits import ExitCode
 from holdfast_contract.manifest import CheckpointRef
-from holdfast_contract.sync import Action, Directive, TrainerPhase
+from holdfast_contract.sync import Action, Directive, FailureHistory, TrainerPhase
 from tests.support.agent_rig import AgentRig, wait_until
 
 STEPPING = """
@@ -38,7 +38,7 @@ def test_a_trainer_starts_with_the_facts_of_its_attempt(rig: AgentRig) -> None:
         for_ever()
     """)
     rig.operator.wait_report(lambda r: r.phase is TrainerPhase.NONE and r.attempt == 0)
-    rig.run_attempt(2, pin=CheckpointRef(1, 2, "d"), take_over=True)
+    rig.run_attempt(2, pin=CheckpointRef(1, 2, "d"), take_over=True, history=FailureHistory(3, 120.5))
     report = rig.operator.wait_report(lambda r: r.phase is TrainerPhase.RUNNING)
     assert (report.attempt, report.progress and report.progress.last_completed_step) == (2, 3)
     assert report.restored == CheckpointRef(1, 2)
@@ -50,6 +50,7 @@ def test_a_trainer_starts_with_the_facts_of_its_attempt(rig: AgentRig) -> None:
     assert said[keys.ENV_COORDINATOR] == "127.0.0.1:9"
     assert json.loads(said[keys.ENV_PIN]) == {"attempt": 1, "step": 2, "digest": "d"}
     assert said[keys.ENV_TAKE_OVER] == "1"
+    assert json.loads(said[keys.ENV_FAILURES]) == {"failures": 3, "running_seconds": 120.5}
     assert said[keys.ENV_COMPILE_CACHE] == str(rig.folder / "runtime" / "compile-cache")
     assert not {keys.ENV_CONTROL_CA, keys.ENV_CONTROL_URL, keys.ENV_TOKEN_FILE} & said.keys()
 

@@ -57,26 +57,61 @@ def test_paths_and_mounts(jobs: Jobs, path: str, mount: str) -> None:
 
 
 seconds = st.integers(-1, 3)
-adaptive = st.fixed_dictionaries({}, optional={"minSeconds": seconds, "maxSeconds": seconds})
-every = st.fixed_dictionaries({}, optional={"seconds": seconds, "steps": seconds, "adaptive": adaptive})
-keep = st.fixed_dictionaries(
-    {},
+metric = st.sampled_from(["", "loss", "9", "eval/loss", "a b"])
+listed = st.lists(st.integers(0, 4), max_size=3)
+# What is wrong is rare enough for whole rules to be right, and what is right is not the rule.
+adaptive = st.fixed_dictionaries(
+    {}, optional={"minSeconds": seconds, "maxSeconds": seconds, "priorFailures": st.integers(0, 3)}
+)
+bounds = {"minSeconds": st.integers(1, 2), "baseSeconds": st.integers(1, 3), "maxSeconds": st.integers(2, 4)}
+unstable = st.fixed_dictionaries(
+    bounds,
     optional={
-        "latest": st.integers(0, 4),
-        "best": st.integers(0, 2),
-        "metric": st.sampled_from(["", "loss", "9", "eval/loss", "a b"]),
-        "mode": st.sampled_from(["min", "max", "mean"]),
-        "everySteps": st.integers(0, 2),
+        "metric": metric,
+        "window": st.sampled_from([7, 8, 1024, 1025]),
+        "tolerance": st.sampled_from([0, 0.5, 1, 1.5]),
     },
 )
 
 
+def one_of(**rules: st.SearchStrategy[Any]) -> st.SearchStrategy[Manifest]:
+    """Mostly one of the fields, sometimes none or several."""
+    alone = [value.map(lambda found, name=name: {name: found}) for name, value in rules.items()]
+    return st.one_of(*alone, st.fixed_dictionaries({}, optional=rules))
+
+
+save_rules = {"seconds": seconds, "steps": seconds, "adaptive": adaptive, "atSteps": listed, "whenUnstable": unstable}
+save_rule = one_of(**save_rules)
+all_of = st.lists(save_rule, max_size=2)
+save_term = one_of(**save_rules, allOf=all_of)
+every = one_of(**save_rules, allOf=all_of, anyOf=st.lists(save_term, max_size=2), onlyAtEnd=st.booleans())
+keep_rules = {
+    "latest": st.integers(0, 4),
+    "best": st.integers(0, 2),
+    "metric": metric,
+    "mode": st.sampled_from(["min", "max", "mean"]),
+    "everySteps": st.integers(0, 2),
+    "everySeconds": st.integers(0, 2),
+    "steps": listed,
+}
+keep_rule = one_of(**keep_rules)
+keep_all_of = st.lists(keep_rule, max_size=2)
+keep_any_of = st.lists(one_of(**keep_rules, allOf=keep_all_of), max_size=2)
+keep = one_of(**keep_rules, allOf=keep_all_of, anyOf=keep_any_of, all=st.booleans())
+healthy = st.fixed_dictionaries({}, optional={"finite": st.lists(metric, max_size=2)})
+
+
 @agreement
-@given(every=every, keep=keep)
-def test_intervals_and_retention(jobs: Jobs, every: Manifest, keep: Manifest) -> None:
-    judge_alike(
-        jobs, with_value(with_value(training_job(), "spec.checkpoint.every", every), "spec.checkpoint.keep", keep)
-    )
+@given(every=every)
+def test_intervals(jobs: Jobs, every: Manifest) -> None:
+    judge_alike(jobs, with_value(training_job(), "spec.checkpoint.every", every))
+
+
+@agreement
+@given(keep=keep, healthy=st.none() | healthy)
+def test_retention_and_health(jobs: Jobs, keep: Manifest, healthy: Manifest | None) -> None:
+    job = with_value(training_job(), "spec.checkpoint.keep", keep)
+    judge_alike(jobs, job if healthy is None else with_value(job, "spec.checkpoint.healthy", healthy))
 
 
 key = st.fixed_dictionaries({"key": st.sampled_from(["", "a", "example.com/a"])}, optional={"value": st.just("v")})

@@ -52,7 +52,6 @@ def test_the_valid_job_is_accepted_with_its_defaults(jobs: Jobs) -> None:
     assert spec["checkpoint"] == {
         "path": "/checkpoints",
         "every": {"steps": 100},
-        "keep": {"latest": 3},
         "takeOver": False,
     }
     assert spec["preemption"] == {"defaultDeadlineSeconds": 25}
@@ -127,6 +126,39 @@ def test_another_interval_can_be_merged_over_the_default(jobs: Jobs) -> None:
     assert merged["spec"]["checkpoint"]["every"] == {"steps": 50}
 
 
+def test_another_choice_of_what_to_keep_can_be_merged(jobs: Jobs) -> None:
+    jobs.create(with_value(training_job(), "spec.suspend", True))
+    merged = jobs.merge("char-lm", {"spec": {"checkpoint": {"keep": {"all": True}}}})
+    assert merged["spec"]["checkpoint"]["keep"] == {"all": True}
+
+
+FULL = {
+    "seconds": 600,
+    "steps": 100,
+    "adaptive": {"minSeconds": 30, "maxSeconds": 3600, "priorMeanSecondsBetweenFailures": 7200, "priorFailures": 2},
+    "atSteps": list(range(1, 65)),
+    "whenUnstable": {"minSeconds": 10, "baseSeconds": 60, "maxSeconds": 600, "metric": "norm", "tolerance": 4.5},
+}
+
+
+def test_the_largest_rules_are_taken_and_stored_as_written(jobs: Jobs) -> None:
+    """The server refuses at run time what costs more than its budget, however well the definition was estimated."""
+    leaves = [{name: value} for name, value in FULL.items()] + [{"atSteps": FULL["atSteps"]}] * 3
+    kept = {"latest": 9, "best": 2, "metric": "loss", "mode": "max", "everySteps": 10, "steps": FULL["atSteps"]}
+    checkpoint = {
+        "path": "/checkpoints",
+        "every": {"anyOf": [*leaves[:7], {"allOf": leaves}]},
+        "keep": {"everySeconds": 60, "anyOf": [{"allOf": [kept] * 8}] * 8, "allOf": [kept] * 8},
+        "healthy": {"finite": [f"metric-{n}" for n in range(16)]},
+    }
+    stored = jobs.create(with_value(training_job(), "spec.checkpoint", checkpoint))["spec"]["checkpoint"]
+    whole = checkpoint["every"]["anyOf"][4]["whenUnstable"]
+    assert stored["every"]["anyOf"][4]["whenUnstable"] == whole | {"window": 32}
+    assert stored["every"]["anyOf"][7]["allOf"][2:4] == leaves[2:4]
+    assert stored["keep"] == checkpoint["keep"]
+    assert stored["healthy"] == checkpoint["healthy"]
+
+
 def test_columns_show_what_a_person_wants(jobs: Jobs, kubeconfig: Path) -> None:
     stored = jobs.create(training_job())
     stored["status"] = {
@@ -163,7 +195,13 @@ def test_explain_describes_every_field(established: dict[str, Any], kubeconfig: 
     job = published_schema(kubeconfig)
     assert list(_undescribed(job["properties"]["spec"], "spec")) == []
     assert list(_undescribed(job["properties"]["status"], "status")) == []
-    for path in ("spec", "spec.checkpoint.every.adaptive", "spec.template.spec.containers", "status.checkpoint"):
+    rules = ("every.anyOf.allOf.whenUnstable", "every.adaptive", "keep.anyOf.allOf", "healthy")
+    for path in (
+        "spec",
+        *(f"spec.checkpoint.{rule}" for rule in rules),
+        "spec.template.spec.containers",
+        "status.checkpoint",
+    ):
         text = kubectl(kubeconfig, "explain", f"{keys.SINGULAR}.{path}")
         assert "DESCRIPTION:" in text
         assert "<no description>" not in text, text

@@ -79,7 +79,7 @@ def test_pods_are_what_the_contract_says(play: Rig) -> None:
     assert env[keys.ENV_CONTROL_CA] == CONTROL.ca_pem
     assert (env[keys.ENV_REPLICA_INDEX], env[keys.ENV_REPLICAS], env[keys.ENV_RUN]) == ("1", "2", uid)
     policy = json.loads(env[keys.ENV_CHECKPOINT_POLICY])
-    assert policy == {"every": {"steps": 100}, "keep": {"latest": 3}}
+    assert policy == {"every": {"steps": 100}, "keep": {}}
     assert pod.spec.restart_policy == "Never"
     assert pod.spec.automount_service_account_token is False
     token = next(v for v in pod.spec.volumes if v.name == keys.TOKEN_VOLUME).projected.sources[0]

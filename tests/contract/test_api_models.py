@@ -10,8 +10,8 @@ from hypothesis import strategies as st
 from pydantic import ValidationError
 
 from holdfast_contract import keys
-from holdfast_contract.api import MAX_NAME, TrainingJob, TrainingJobStatus
-from holdfast_contract.api_spec import MAX_REPLICAS, Every
+from holdfast_contract.api import MAX_NAME, Every, TrainingJob, TrainingJobStatus
+from holdfast_contract.api_spec import MAX_REPLICAS
 from tests.support.bad_manifests import CREATED, Bad
 from tests.support.manifests import training_job, with_value
 
@@ -19,7 +19,7 @@ from tests.support.manifests import training_job, with_value
 def test_the_valid_job_is_read_with_its_defaults() -> None:
     job = TrainingJob.model_validate(training_job())
     assert job.spec.checkpoint.every == Every(steps=100)
-    assert (job.spec.checkpoint.keep.latest, job.spec.checkpoint.take_over) == (3, False)
+    assert (job.spec.checkpoint.keep.latest, job.spec.checkpoint.take_over) == (None, False)
     assert (job.spec.preemption.default_deadline_seconds, job.spec.recovery.strategy) == (25, "InPlace")
     assert (job.spec.hang.step_seconds, job.spec.hang.start_seconds) == (600, 1800)
     assert job.status == TrainingJobStatus()

@@ -105,12 +105,17 @@ class _EndlessMap(BaseModel):
     table: dict[str, Annotated[str, Field(max_length=3)]] = Field(description="x")
 
 
+class _FractionalLimit(BaseModel):
+    ratio: Annotated[float, Field(ge=0.5)] = Field(description="x")
+
+
 @pytest.mark.parametrize(
     ("model", "says"),
     [
         (_Unbounded, r"spec\.text: found a string without maxLength"),
         (_Undescribed, r"spec\.number: found no description"),
         (_Alternatives, r"spec\.either: found 2 alternative types"),
+        (_FractionalLimit, r"spec\.ratio: found a limit with a fraction"),
         (_EndlessMap, r"spec\.table: found a map without maxProperties"),
     ],
 )

@@ -79,9 +79,15 @@ class World:
 
 @contextmanager
 def world(
-    folder: Path, *arguments: str, count: int = 2, attempt: int | None = None, agents: bool = False, **environment: str
+    folder: Path,
+    *arguments: str,
+    count: int = 2,
+    attempt: int | None = None,
+    agents: bool = False,
+    program: Path = TINY,
+    **environment: str,
 ) -> Iterator[World]:
-    """Run the tiny training program in ``count`` processes with checkpoints in ``folder``."""
+    """Run the tiny training program, or another, in ``count`` processes with checkpoints in ``folder``."""
     folder.mkdir(parents=True, exist_ok=True)
     logs = folder / "logs"
     logs.mkdir(exist_ok=True)
@@ -97,17 +103,16 @@ def world(
             if agents:
                 agent = AgentSocket(logs / f"{number}.sock")
                 own[keys.ENV_AGENT_SOCKET] = str(agent.path)
-            started.ranks.append(_start(arguments, own, logs / f"{number}-rank-{index}.log", agent))
+            command = [sys.executable, str(program), *arguments]
+            started.ranks.append(_start(command, own, logs / f"{number}-rank-{index}.log", agent))
         yield started
     finally:
         started.kill()
 
 
-def _start(arguments: Sequence[str], environment: dict[str, str], log: Path, agent: AgentSocket | None) -> Rank:
+def _start(command: Sequence[str], environment: dict[str, str], log: Path, agent: AgentSocket | None) -> Rank:
     with log.open("wb") as output:
-        process = subprocess.Popen(
-            [sys.executable, str(TINY), *arguments], env=environment, stdout=output, stderr=subprocess.STDOUT
-        )
+        process = subprocess.Popen(command, env=environment, stdout=output, stderr=subprocess.STDOUT)
     return Rank(process, log, agent)
 
 

@@ -45,6 +45,18 @@ def test_saves_by_the_clock_are_agreed_on(tmp_path: Path) -> None:
     assert [str(ref.step) for ref in reversed(RunFolder(tmp_path / "run").candidates())] == committed[0]
 
 
+def test_one_rank_may_ask_for_a_save_and_all_make_it(tmp_path: Path) -> None:
+    program = Path(__file__).parents[1] / "support" / "asking_train.py"
+    with world(tmp_path, "1", "3", program=program) as ranks:
+        assert ranks.codes() == [0, 0]
+        answers = [int(step) for step in re.findall(r"answer (\d+)", ranks[1].output)]
+        assert "answer" not in ranks[0].output
+    assert len(answers) == 3
+    candidates = RunFolder(tmp_path / "run").survey().found
+    assert set(answers) <= {found.ref.step for found in candidates}
+    assert {found.manifest.process_count for found in candidates} == {2}
+
+
 def test_a_request_that_cannot_be_met_is_too_late_and_may_still_stop(tmp_path: Path) -> None:
     with world(tmp_path, "--steps", "100000", "--step-seconds", "0.01", agents=True) as ranks:
         first, second = (rank.agent for rank in ranks.ranks)

@@ -134,11 +134,13 @@ def test_addresses(text: str, pair: tuple[str, int] | None) -> None:
 
 def test_the_trainers_environment_holds_no_stale_facts() -> None:
     read = from_environment(["--", "c"], GOOD)
-    container = GOOD | {keys.ENV_COORDINATOR: "old:1", keys.ENV_TAKE_OVER: "1", keys.ENV_PIN: "old", "USER_SET": "x"}
+    stale = {keys.ENV_COORDINATOR: "old:1", keys.ENV_TAKE_OVER: "1", keys.ENV_PIN: "old", keys.ENV_FAILURES: "old"}
+    container = GOOD | stale | {"USER_SET": "x"}
     variables = environment.for_trainer(read, container, Directive(Action.RUN, 4))
     assert variables[keys.ENV_PIN] == "none"
     assert variables["USER_SET"] == "x"
-    assert not {keys.ENV_COORDINATOR, keys.ENV_TAKE_OVER, keys.ENV_CONTROL_CA, keys.ENV_TOKEN_FILE} & variables.keys()
+    gone = {keys.ENV_COORDINATOR, keys.ENV_TAKE_OVER, keys.ENV_FAILURES, keys.ENV_CONTROL_CA, keys.ENV_TOKEN_FILE}
+    assert not gone & variables.keys()
 
 
 @given(st.text(max_size=300), st.integers(1, 100))

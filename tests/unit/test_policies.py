@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import math
 
 import pytest
@@ -10,7 +9,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 import holdfast
-from holdfast.policies import Moment, Never, daly_interval_seconds, policies_from_json, split
+from holdfast.policies import Moment, Never, daly_interval_seconds, split
 
 
 def at(step: int, seconds: float = 0.0) -> Moment:
@@ -59,36 +58,6 @@ def test_adaptive_is_bounded_and_never_faster_than_storage() -> None:
     assert policy.interval_seconds(0.0001, 45.0) == 45.0
     assert policy.interval_seconds(1000.0, 1.0) == 1000
     assert policy.interval_seconds(2.0, 1.0) == pytest.approx(199.3, abs=1.0)
-
-
-def test_a_specification_says_what_the_arguments_say() -> None:
-    text = json.dumps({"every": {"steps": 50}, "keep": {"latest": 2, "best": 1, "mode": "max", "everySteps": 100}})
-    every, keep = policies_from_json(text, "X")
-    assert every == holdfast.every_steps(50)
-    assert keep == holdfast.keep(latest=2, best=1, mode="max", every_steps=100)
-    assert policies_from_json("{}", "X") == (holdfast.every_seconds(600), holdfast.keep())
-    adaptive, _ = policies_from_json('{"every": {"adaptive": {"minSeconds": 5, "maxSeconds": 50}}}', "X")
-    assert adaptive == holdfast.adaptive(min_seconds=5, max_seconds=50)
-
-
-@pytest.mark.parametrize(
-    ("text", "named"),
-    [
-        ("[]", "X: found"),
-        ("{", "X: found"),
-        ('{"evry": {}}', "X.evry: unknown field, allowed: every, keep"),
-        ('{"every": {}}', "X.every: found no rule"),
-        ('{"every": {"steps": 0}}', "every_steps: found 0, allowed: a whole number of 1 or more"),
-        ('{"every": {"seconds": "5"}}', "every_seconds: found '5'"),
-        ('{"every": {"adaptive": {"minSeconds": 9, "maxSeconds": 3}}}', "adaptive.max_seconds: found 3, allowed: min"),
-        ('{"keep": {"latest": 0}}', "keep.latest: found 0"),
-        ('{"keep": {"mode": "least"}}', "keep.mode: found 'least', allowed: 'min' or 'max'"),
-    ],
-)
-def test_a_wrong_specification_is_refused_by_name(text: str, named: str) -> None:
-    with pytest.raises(ValueError, match=r".*") as caught:
-        policies_from_json(text, "X")
-    assert named in str(caught.value)
 
 
 def test_combinations_of_nothing_are_refused() -> None:

@@ -25,7 +25,7 @@ class Rig:
         self.coordination = LocalCoordination()
         self.coordination.process_count = count
         self.status = Journal().status
-        self.desk = RequestDesk(self.status)
+        self.desk = RequestDesk(self.status, 0)
         self.agreement = Agreement(self.coordination, facts=Facts, decided=self.desk.decided)
         self.desk.connect(self.agreement, cast("Saves", None))
         self.agreement.start()

@@ -18,7 +18,7 @@ from typing import TYPE_CHECKING, Any, Final
 
 from holdfast.health import finite
 from holdfast.keeping import keep, keep_all
-from holdfast.policies import adaptive, all_of, any_of, every_seconds, every_steps
+from holdfast.policies import adaptive, all_of, any_of, every_seconds, every_steps, only_at_end
 from holdfast.session import session
 from holdfast.surroundings import World
 from holdfast.triggers import at_steps, when_unstable
@@ -44,6 +44,7 @@ __all__ = [
     "keep_all",
     "load",
     "newest_sealed",
+    "only_at_end",
     "seal",
     "session",
     "verify_sealed",

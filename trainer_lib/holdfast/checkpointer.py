@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Any, Final, Self
 
 from holdfast import data as positions
 from holdfast import nnx, world
+from holdfast.health import with_verdict
 from holdfast.orderly import OrderlyEnd
 from holdfast.parts import open_store
 from holdfast.surroundings import Arguments, look_around
@@ -75,7 +76,7 @@ class Checkpointer:
         where = look_around(Arguments(path, None, None, keep, None), os.environ)
         coordination = world.join(where.world)
         self._process_count = coordination.process_count
-        self._pin = where.pin
+        self._pin, self._healthy = where.pin, where.healthy
         self._store, _ = open_store(where, coordination, StoreSettings(save_seconds=timeout_seconds))
         self._store.claim(take_over=where.take_over)
         self._end = OrderlyEnd(self._finish)
@@ -135,7 +136,8 @@ class Checkpointer:
         self._take(model, optimizer)
         before = self._last
         with self._end.undisturbed():
-            request = Request(positions.capture(self.data), metrics, pinned=keep)
+            told = with_verdict(metrics or {}, self._healthy)
+            request = Request(positions.capture(self.data), told, pinned=keep)
             handle = self._last = self._store.save(step, nnx.arrays_of(self._state()), request)
         if before is not None and not before.seen and (error := before.exception()) is not None:
             raise error

@@ -8,6 +8,7 @@
     │   ├── NotFinished                 84  found: what was to be sealed is no complete checkpoint
     │   └── SaveError                   84  attempt, step, rank
     │       └── SaveTimeout             84  as SaveError; ``rank`` is one that did not answer
+    ├── RequestFailed                   84  outcome, reason
     ├── RestoreError                    84
     │   ├── DamagedCheckpoint           84  folder, reason
     │   ├── NoValidCheckpoint           85  rejected
@@ -71,6 +72,14 @@ class SaveError(StorageError):
 
 class SaveTimeout(SaveError):
     """A save that was not committed within its limit, because a rank's storage hangs or a rank is gone."""
+
+
+class RequestFailed(HoldfastError):
+    """A save that the program asked for with ``request_save`` did not lead to a checkpoint. Training goes on."""
+
+    def __init__(self, outcome: str, reason: str) -> None:
+        self.outcome, self.reason = outcome, reason
+        super().__init__(f"the save that was asked for is {outcome}: {reason}")
 
 
 class RestoreError(HoldfastError):

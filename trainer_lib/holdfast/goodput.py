@@ -25,7 +25,7 @@ class Accountant:
         self._lock = threading.Lock()
         self._phase = Bucket.STARTUP
         self._within: list[Bucket] = []
-        self._since = clock() - max(0.0, age_seconds)
+        self._born = self._since = clock() - max(0.0, age_seconds)
         self._closed: dict[Bucket, float] = {}
 
     @property
@@ -37,6 +37,11 @@ class Accountant:
     def open(self) -> Bucket:
         """The bucket that seconds go to now."""
         return self._within[-1] if self._within else self._phase
+
+    @property
+    def age_seconds(self) -> float:
+        """The age of the process."""
+        return self._clock() - self._born
 
     def enter_phase(self, phase: Bucket) -> None:
         """From now on seconds go to ``phase``, except within blocks of another bucket."""

@@ -48,7 +48,7 @@ class Keep:
             raise ValueError("keep: found no rule, allowed: one or more; keep_all() deletes nothing")
 
     def to_spec(self) -> dict[str, object]:
-        """The form of a job's specification, which knows the first five fields; {} keeps everything."""
+        """The form that ``store.retention.from_spec`` reads; {} keeps everything."""
         if self.everything:
             return {}
         spec: dict[str, object] = {"best": self.best, "metric": self.metric, "mode": self.mode}
@@ -89,15 +89,6 @@ def keep(  # noqa: PLR0913  one name for every rule, all optional
 def keep_all() -> Keep:
     """Delete nothing."""
     return Keep(latest=None, everything=True)
-
-
-def keep_from(raw: Any, where: str) -> Keep:
-    """What a job's specification says under ``keep``. Raises ValueError or TypeError naming the field."""
-    if raw is None:
-        return Keep()
-    fields = fields_of(raw, where, {"latest", "best", "metric", "mode", "everySteps"})
-    names = {"everySteps": "every_steps"}
-    return Keep(**{names.get(k, k): v for k, v in fields.items()})
 
 
 def fields_of(raw: Any, where: str, allowed: set[str]) -> Mapping[str, Any]:

@@ -107,9 +107,14 @@ def assemble(
     store, attempt = open_store(where, coordination)
     schedule = Schedule(where.every, coordination.process_index)
     journal.steps.watch(watched_metrics(where.every))
-    desk = RequestDesk(journal.status)
+    desk = RequestDesk(journal.status, coordination.process_index)
     saves = Saves(
-        store, accountant=journal.accountant, steps=journal.steps, status=journal.status, answered=desk.answered
+        store,
+        accountant=journal.accountant,
+        steps=journal.steps,
+        status=journal.status,
+        answered=desk.answered,
+        history=where.history,
     )
 
     def decided(ask: Ask, decision: Decision) -> None:

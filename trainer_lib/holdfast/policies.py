@@ -6,13 +6,15 @@ process 0 evaluates it and the ranks agree on the step, which comes one or two s
 
 from __future__ import annotations
 
-import json
 import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Final, Protocol, overload
 
-from holdfast.keeping import Keep, KeepCombined, KeepRule, fields_of, keep_from, require_int, require_positive
+from holdfast.failures import PRIOR_FAILURES, PRIOR_SECONDS, UNOBSERVED
+from holdfast.failures import mean_seconds_between_failures as posterior_seconds
+from holdfast.keeping import Keep, KeepCombined, KeepRule, require_int, require_positive
+from holdfast_contract.sync import FailureHistory
 
 DEFAULT_SECONDS: Final = 600.0
 """Interval of saves when nothing says otherwise."""
@@ -28,6 +30,8 @@ class Moment:
     write_seconds: float | None = None
     recent: Mapping[str, Sequence[float]] = field(default_factory=dict)
     """Latest values of the metrics that a rule watches, oldest first, of completed steps."""
+    history: FailureHistory = UNOBSERVED
+    """Failures so far and the seconds that training ran in, this attempt included."""
 
 
 class SavePolicy(Protocol):
@@ -83,31 +87,43 @@ class Adaptive:
 
     A save is worth nothing until it is committed, so the interval is never below the time that one takes to be written;
     then it is clamped to [min_seconds, max_seconds]. Before the first save nothing is known and the minimum holds.
+
+    M is what was expected, ``mean_seconds_between_failures`` with the weight of ``prior_failures`` failures, corrected by
+    what was observed: see ``holdfast.failures``. The operator observes over all attempts of a job. Without one nobody
+    knows why earlier attempts ended, and only the time that this one has run without a failure counts.
     """
 
     min_seconds: float
     max_seconds: float
-    mean_seconds_between_failures: float = 6 * 3600.0
+    mean_seconds_between_failures: float = PRIOR_SECONDS
+    prior_failures: float = PRIOR_FAILURES
     exact = False
 
     def __post_init__(self) -> None:
-        require_positive("adaptive.min_seconds", self.min_seconds)
-        require_positive("adaptive.max_seconds", self.max_seconds)
-        require_positive("adaptive.mean_seconds_between_failures", self.mean_seconds_between_failures)
+        for name in ("min_seconds", "max_seconds", "mean_seconds_between_failures", "prior_failures"):
+            require_positive(f"adaptive.{name}", getattr(self, name))
         if self.max_seconds < self.min_seconds:
             allowed = f"min_seconds ({self.min_seconds:g}) or more"
             raise ValueError(f"adaptive.max_seconds: found {self.max_seconds:g}, allowed: {allowed}")
 
-    def interval_seconds(self, stall_seconds: float | None, write_seconds: float | None) -> float:
+    def interval_seconds(
+        self,
+        stall_seconds: float | None,
+        write_seconds: float | None,
+        history: FailureHistory = UNOBSERVED,
+    ) -> float:
         """The interval for a save that holds the loop for the one and reaches storage after the other."""
         if stall_seconds is None:
             return self.min_seconds
-        best = daly_interval_seconds(stall_seconds, self.mean_seconds_between_failures)
+        mean = posterior_seconds(
+            history, prior_seconds=self.mean_seconds_between_failures, prior_failures=self.prior_failures
+        )
+        best = daly_interval_seconds(stall_seconds, mean)
         return min(max(best, write_seconds or 0.0, self.min_seconds), self.max_seconds)
 
     def due(self, moment: Moment) -> bool:
         """After the interval."""
-        interval = self.interval_seconds(moment.stall_seconds, moment.write_seconds)
+        interval = self.interval_seconds(moment.stall_seconds, moment.write_seconds, moment.history)
         return moment.since_last_save_seconds >= interval
 
 
@@ -164,9 +180,20 @@ def every_seconds(seconds: float) -> EverySeconds:
     return EverySeconds(seconds)
 
 
-def adaptive(*, min_seconds: float, max_seconds: float, mean_seconds_between_failures: float = 6 * 3600.0) -> Adaptive:
-    """Save at the interval that the measured cost of a save and the expected failures make best."""
-    return Adaptive(min_seconds, max_seconds, mean_seconds_between_failures)
+def adaptive(
+    *,
+    min_seconds: float,
+    max_seconds: float,
+    mean_seconds_between_failures: float = PRIOR_SECONDS,
+    prior_failures: float = PRIOR_FAILURES,
+) -> Adaptive:
+    """Save at the interval that the measured cost of a save and the rate of failures make best; see Adaptive."""
+    return Adaptive(min_seconds, max_seconds, mean_seconds_between_failures, prior_failures)
+
+
+def only_at_end() -> Never:
+    """Save by no rule: at the end, before a preemption and when the program asks for it."""
+    return Never()
 
 
 @overload
@@ -206,40 +233,6 @@ def daly_interval_seconds(stall_seconds: float, mean_seconds_between_failures: f
         return m
     ratio = w / (2 * m)
     return max(w, math.sqrt(2 * w * m) * (1 + math.sqrt(ratio) / 3 + ratio / 9) - w)
-
-
-def policies_from_json(text: str, where: str) -> tuple[SavePolicy, Keep]:
-    """The ``every`` and ``keep`` of a job's specification, as JSON. ``where`` names the source in errors.
-
-    Raises:
-        ValueError: names the field, what was found and what is allowed.
-    """
-    try:
-        spec = json.loads(text)
-    except ValueError as error:
-        raise ValueError(f"{where}: found {text!r:.100}, allowed: a JSON object ({error})") from None
-    spec = fields_of(spec, where, {"every", "keep"})
-    try:
-        return _every_from(spec.get("every"), f"{where}.every"), keep_from(spec.get("keep"), f"{where}.keep")
-    except TypeError as error:
-        raise ValueError(f"{where}: {error}") from None
-
-
-def _every_from(raw: Any, where: str) -> SavePolicy:
-    if raw is None:
-        return EverySeconds(DEFAULT_SECONDS)
-    fields = fields_of(raw, where, {"steps", "seconds", "adaptive"})
-    rules: list[SavePolicy] = []
-    if "steps" in fields:
-        rules.append(EverySteps(fields["steps"]))
-    if "seconds" in fields:
-        rules.append(EverySeconds(fields["seconds"]))
-    if "adaptive" in fields:
-        bounds = fields_of(fields["adaptive"], f"{where}.adaptive", {"minSeconds", "maxSeconds"})
-        rules.append(Adaptive(bounds.get("minSeconds", 60.0), bounds.get("maxSeconds", 3600.0)))
-    if not rules:
-        raise ValueError(f"{where}: found no rule, allowed: steps, seconds or adaptive")
-    return rules[0] if len(rules) == 1 else AnyOf(tuple(rules))
 
 
 def _all_keep(name: str, policies: tuple[Any, ...]) -> bool:

@@ -1,4 +1,6 @@
-"""Requests for a save that come from outside: from the agent, which speaks for the operator, or as SIGTERM."""
+"""Requests for a save that come from outside: from the agent, which speaks for the operator, from the program, or as
+SIGTERM.
+"""
 
 from __future__ import annotations
 
@@ -9,11 +11,13 @@ import signal
 import socket
 import threading
 from collections.abc import Callable, Sequence
+from concurrent.futures import Future
 from types import FrameType
 from typing import Any, Final
 
 from holdfast.agreement import Answer, Ask, Decision
 from holdfast.agreement_thread import Agreement
+from holdfast.errors import RequestFailed
 from holdfast.saves import Saves
 from holdfast.schedule import POLICY_PREFIX
 from holdfast.status import Status
@@ -26,6 +30,9 @@ SIGTERM_ID: Final = "sigterm"
 SIGTERM_SECONDS: Final = 25.0
 """Seconds left after a SIGTERM that came without a word: Kubernetes' default grace less the time to end."""
 
+PROGRAM_PREFIX: Final = "program/"
+"""Requests of the training program, which has a future for the outcome; the agent is told nothing of them."""
+
 _GOOD: Final = frozenset({SaveOutcome.COMMITTED, SaveOutcome.FRESH})
 
 log = logging.getLogger("holdfast")
@@ -34,10 +41,12 @@ log = logging.getLogger("holdfast")
 class RequestDesk:
     """Every request from its arrival to its outcome. Thread-safe once connected."""
 
-    def __init__(self, status: Status) -> None:
-        self._status = status
+    def __init__(self, status: Status, process_index: int) -> None:
+        self._status, self._process_index = status, process_index
         self._lock = threading.Lock()
         self._open: dict[str, Ask] = {}
+        self._futures: dict[str, Future[CheckpointRef]] = {}
+        self._programs = 0
         self._stop_outcome: SaveOutcome | None = None
 
     def connect(self, agreement: Agreement, saves: Saves) -> None:
@@ -53,7 +62,8 @@ class RequestDesk:
         """The agent's word: a request, or none any more."""
         if command.save is None:
             for request_id in tuple(self._open):
-                if request_id != SIGTERM_ID and self._agreement.withdraw(request_id):
+                theirs = request_id != SIGTERM_ID and not request_id.startswith(PROGRAM_PREFIX)
+                if theirs and self._agreement.withdraw(request_id):
                     self._close(request_id, SaveOutcome.CANCELLED, reason="withdrawn before it was begun")
             return
         self.request(Ask(command.save.id, command.save.seconds_left, command.save.stop))
@@ -62,6 +72,16 @@ class RequestDesk:
         """Ask all ranks for a save."""
         self._noted(ask)
         self._agreement.ask(ask)
+
+    def request_of_program(self, seconds_left: float) -> Future[CheckpointRef]:
+        """Ask all ranks for a save; what becomes of it."""
+        future: Future[CheckpointRef] = Future()
+        with self._lock:
+            self._programs += 1
+            request_id = f"{PROGRAM_PREFIX}{self._process_index}-{self._programs}"
+            self._futures[request_id] = future
+        self.request(Ask(request_id, seconds_left))
+        return future
 
     def decided(self, ask: Ask, decision: Decision) -> None:
         """All ranks decided. Called before the main thread is let go."""
@@ -106,11 +126,24 @@ class RequestDesk:
             ask = self._open.pop(request_id, None)
             if ask is not None and ask.stop:
                 self._stop_outcome = outcome
-        self._tell(SaveReport(request_id, outcome, **details))
+            future = self._futures.pop(request_id, None)
+        report = SaveReport(request_id, outcome, **details)
+        if future is not None:
+            _answer(future, report)
+        self._tell(report)
 
     def _tell(self, report: SaveReport) -> None:
-        if not report.id.startswith(POLICY_PREFIX):
+        if not report.id.startswith((POLICY_PREFIX, PROGRAM_PREFIX)):
             self._status.saved(report)
+
+
+def _answer(future: Future[CheckpointRef], report: SaveReport) -> None:
+    if not future.set_running_or_notify_cancel():
+        return
+    if report.checkpoint is not None:
+        future.set_result(report.checkpoint)
+    else:
+        future.set_exception(RequestFailed(report.outcome.value, report.reason))
 
 
 class TerminationSignal:

@@ -17,6 +17,7 @@ from holdfast.progress import Steps
 from holdfast.status import Status
 from holdfast_contract.manifest import CheckpointRef
 from holdfast_contract.reasons import Bucket
+from holdfast_contract.sync import FailureHistory
 
 if TYPE_CHECKING:
     from holdfast.store import Request, SaveHandle, Store
@@ -34,14 +35,21 @@ Answered = Callable[[Sequence[Ask], "CheckpointRef | None", str], None]
 
 class Saves:
     """Begins saves on the main thread and follows them. ``answered`` tells on a background thread how requests ended:
-    with a committed checkpoint, or None and the reason.
+    with a committed checkpoint, or None and the reason. ``history``: failures before this attempt.
     """
 
     def __init__(
-        self, store: Store, *, accountant: Accountant, steps: Steps, status: Status, answered: Answered
+        self,
+        store: Store,
+        *,
+        accountant: Accountant,
+        steps: Steps,
+        status: Status,
+        answered: Answered,
+        history: FailureHistory,
     ) -> None:
         self._store, self._accountant, self._steps, self._status = store, accountant, steps, status
-        self._answered = answered
+        self._answered, self._history = answered, history
         self._lock = threading.Lock()
         self._handle: SaveHandle | None = None
         self._began = time.monotonic()
@@ -100,7 +108,8 @@ class Saves:
         """What a policy may look at after ``step``."""
         with self._lock:
             stall = sum(self._stalls) / len(self._stalls) if self._stalls else None
-            return Moment(step, time.monotonic() - self._began, stall, self._write_seconds(), self._steps.recent())
+            since = time.monotonic() - self._began
+            return Moment(step, since, stall, self._write_seconds(), self._steps.recent(), self._history_now())
 
     def facts(self) -> Facts:
         """This rank's part in an agreement, but for the step entered."""
@@ -118,6 +127,10 @@ class Saves:
             # The steps that were dispatched already and the one that is saved, then the save before, then this one.
             forecast_seconds=(self._steps.pending + 1) * step_seconds + remaining + write,
         )
+
+    def _history_now(self) -> FailureHistory:
+        running = self._history.running_seconds + self._accountant.age_seconds
+        return FailureHistory(self._history.failures, running)
 
     def _write_seconds(self) -> float | None:
         """99th percentile of recent saves, from their call to their commit."""

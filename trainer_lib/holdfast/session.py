@@ -5,13 +5,14 @@ from __future__ import annotations
 import logging
 import os
 from collections.abc import Iterator, Mapping, Sequence
+from concurrent.futures import Future
 from types import TracebackType
 from typing import TYPE_CHECKING, Any, Final, Self, TypeVar, overload
 
 from holdfast import data as positions
 from holdfast.ending import end_by, end_together, follow
 from holdfast.health import Predicate, with_verdict
-from holdfast.keeping import KeepRule
+from holdfast.keeping import KeepRule, require_positive
 from holdfast.logs import show_in_a_pod
 from holdfast.parts import Journal, Parts, assemble
 from holdfast.policies import SavePolicy
@@ -28,6 +29,9 @@ DataT = TypeVar("DataT")
 
 RUN_AHEAD_STEPS: Final = 2
 """How many steps may be on their way: before step k begins, the result of step k - 2 exists."""
+
+REQUEST_SECONDS: Final = 600.0
+"""How long a save that the program asks for may take, unless it says."""
 
 log = logging.getLogger("holdfast")
 
@@ -178,7 +182,7 @@ class Session:
             step: the number that ``steps`` gave.
             data: this process's iterator, as given to ``restore``.
             metrics: numbers, also as arrays; reported, and kept in the checkpoint for choosing the best.
-            save: save now, whatever the policy says; every rank must say the same.
+            save: save now, whatever the policy says; every rank must say the same. Before an evaluation, say.
             keep: save now, and never delete this checkpoint.
         """
         from holdfast import nnx
@@ -198,12 +202,25 @@ class Session:
                 parts.saves.follow(step, ask)
         elif wanted or asks:
             positions.require_iterator(data)
-            told = with_verdict(metrics, self._arguments.healthy)
+            told = with_verdict(metrics, parts.where.healthy)
             request = Request(positions.capture(data), told, pinned=keep)
             parts.saves.begin(step, nnx.arrays_of(state), request, asks)
             parts.schedule.began()
         elif parts.saves.in_flight is None and (own := parts.schedule.ask(moment)) is not None:
             parts.agreement.ask(own)
+
+    def request_save(self, within_seconds: float = REQUEST_SECONDS) -> Future[CheckpointRef]:
+        """Ask all ranks for a save, from one rank or many, at any moment, from any thread; returns at once.
+
+        The ranks agree on the step, one or two from now. If a checkpoint of the last completed step is there already,
+        that is the answer. Do not wait for the answer in the loop, which has to go on for it.
+
+        Returns:
+            A future of the committed checkpoint, or of RequestFailed: it could not be committed within
+            ``within_seconds``, failed, or training ended before.
+        """
+        require_positive("within_seconds", within_seconds)
+        return self._parts.desk.request_of_program(within_seconds)
 
     def __enter__(self) -> Self:
         """Join the world and claim the run."""

@@ -2,20 +2,26 @@
 
 from __future__ import annotations
 
+import logging
 import os
 import re
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Final, Literal
 
 from holdfast.errors import StorageUnusable
+from holdfast.failures import UNOBSERVED
 from holdfast.health import Predicate
-from holdfast.keeping import Keep, KeepRule
-from holdfast.policies import DEFAULT_SECONDS, EverySeconds, SavePolicy, policies_from_json
+from holdfast.job_rules import JobRules, rules_from_json
+from holdfast.keeping import KeepRule
+from holdfast.policies import SavePolicy
 from holdfast_contract import codec, keys
 from holdfast_contract.exits import ExitCode
 from holdfast_contract.manifest import CheckpointRef, Owner
+from holdfast_contract.sync import FailureHistory
+
+log = logging.getLogger("holdfast")
 
 DEFAULT_RUN: Final = "default"
 POISON_AFTER: Final = 3
@@ -71,6 +77,8 @@ class Surroundings:
     agent_socket: Path | None = None
     compile_cache: Path | None = None
     poison_after: int = 0  # see StoreSettings
+    healthy: Predicate | None = None
+    history: FailureHistory = UNOBSERVED  # of the attempts before this one, as far as an operator has told
 
     def owner(self, attempt: int) -> Owner:
         """The owner record of this job in an attempt."""
@@ -102,13 +110,14 @@ def look_around(arguments: Arguments, environment: Mapping[str, str]) -> Surroun
             f"path: found nothing, allowed: session(path=<folder for checkpoints>), or {keys.ENV_CHECKPOINT_PATH} "
             "in the environment, as the operator sets it"
         )
-    every, keep = _policies(arguments, environment)
+    rules = _rules(arguments, environment)
     poison = _integer(environment, keys.ENV_POISON_AFTER, minimum=0)
     socket, cache = environment.get(keys.ENV_AGENT_SOCKET), environment.get(keys.ENV_COMPILE_CACHE)
     return Surroundings(
         folder=_folder(os.fspath(path)) / _run_name(arguments, environment),
-        every=every,
-        keep=keep,
+        every=rules.every,
+        keep=rules.keep,
+        healthy=rules.healthy,
         world=arguments.world if arguments.world is not None else _world(environment),
         attempt=_integer(environment, keys.ENV_ATTEMPT, minimum=1),
         pin=_pin(environment.get(keys.ENV_PIN)),
@@ -117,6 +126,7 @@ def look_around(arguments: Arguments, environment: Mapping[str, str]) -> Surroun
         take_over=environment.get(keys.ENV_TAKE_OVER) == "1",
         agent_socket=Path(socket) if socket else None,
         compile_cache=Path(cache) if cache else None,
+        history=_history(environment.get(keys.ENV_FAILURES)),
         poison_after=POISON_AFTER if socket and poison is None else poison or 0,
     )
 
@@ -140,16 +150,27 @@ def _run_name(arguments: Arguments, environment: Mapping[str, str]) -> str:
     return name
 
 
-def _policies(arguments: Arguments, environment: Mapping[str, str]) -> tuple[SavePolicy, KeepRule]:
-    every: SavePolicy = EverySeconds(DEFAULT_SECONDS)
-    keep: KeepRule = Keep()
+def _rules(arguments: Arguments, environment: Mapping[str, str]) -> JobRules:
+    """The job's rules, each replaced by an argument if there is one, which is said: the job shows what does not hold."""
     text = environment.get(keys.ENV_CHECKPOINT_POLICY)
-    if text:
-        try:
-            every, keep = policies_from_json(text, keys.ENV_CHECKPOINT_POLICY)
-        except ValueError as error:
-            raise ConfigurationError(str(error)) from None
-    return arguments.every or every, arguments.keep or keep
+    try:
+        rules = rules_from_json(text, keys.ENV_CHECKPOINT_POLICY) if text else JobRules()
+    except ValueError as error:
+        raise ConfigurationError(str(error)) from None
+    given = {name: getattr(arguments, name) for name in ("every", "keep", "healthy")}
+    given = {name: value for name, value in given.items() if value is not None}
+    if text and given:
+        log.warning("the program's own %s is used; what the job's spec.checkpoint says of it is not", ", ".join(given))
+    return replace(rules, **given)
+
+
+def _history(text: str | None) -> FailureHistory:
+    if not text:
+        return UNOBSERVED
+    try:
+        return codec.decode(FailureHistory, text)
+    except codec.CodecError as error:
+        raise ConfigurationError(f"{keys.ENV_FAILURES}: {error}") from None
 
 
 def _world(environment: Mapping[str, str]) -> World | None:

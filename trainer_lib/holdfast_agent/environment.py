@@ -25,10 +25,12 @@ def for_trainer(settings: Settings, container: Mapping[str, str], directive: Dir
         keys.ENV_AGENT_SOCKET: settings.socket_path,
         keys.ENV_COMPILE_CACHE: f"{settings.runtime_directory}/{COMPILE_CACHE_NAME}",
     }
+    history = directive.history and codec.encode(directive.history).decode()
     # Stale values from the container must not survive where this attempt has none.
     for name, value in (
         (keys.ENV_COORDINATOR, directive.coordinator),
         (keys.ENV_TAKE_OVER, directive.take_over and "1"),
+        (keys.ENV_FAILURES, history),
     ):
         if value:
             variables[name] = value

@@ -9,13 +9,21 @@ from pydantic import BaseModel, ConfigDict, Field, model_validator
 from pydantic.alias_generators import to_camel
 
 from holdfast_contract.api_base import FieldError
-from holdfast_contract.api_spec import (
+from holdfast_contract.api_checkpoint import (
     Adaptive,
     Checkpoint,
-    ConditionMatch,
     Every,
-    Hang,
+    Healthy,
     Keep,
+    KeepRule,
+    KeepTerm,
+    SaveRule,
+    SaveTerm,
+    WhenUnstable,
+)
+from holdfast_contract.api_spec import (
+    ConditionMatch,
+    Hang,
     LabelMatch,
     NoticeMatcher,
     Preemption,
@@ -30,6 +38,7 @@ from holdfast_contract.api_status import (
     CheckpointPoint,
     CheckpointStatus,
     ConditionStatus,
+    FailureStatus,
     Goodput,
     NoticeStatus,
     PreemptionStatus,
@@ -110,10 +119,14 @@ __all__ = [
     "ConditionStatus",
     "Container",
     "Every",
+    "FailureStatus",
     "FieldError",
     "Goodput",
     "Hang",
+    "Healthy",
     "Keep",
+    "KeepRule",
+    "KeepTerm",
     "LabelMatch",
     "NoticeMatcher",
     "NoticeStatus",
@@ -124,12 +137,15 @@ __all__ = [
     "ProgressStatus",
     "Recovery",
     "RejectedPoint",
+    "SaveRule",
     "SaveStatus",
+    "SaveTerm",
     "Strategy",
     "TaintMatch",
     "TrainingJob",
     "TrainingJobSpec",
     "TrainingJobStatus",
     "Transition",
+    "WhenUnstable",
     "WorkersStatus",
 ]

@@ -2,8 +2,16 @@
 
 from __future__ import annotations
 
-from pydantic import BaseModel, ConfigDict
+from typing import Annotated, Final
+
+from pydantic import BaseModel, ConfigDict, Field
 from pydantic.alias_generators import to_camel
+
+MAX_SECONDS: Final = 366 * 24 * 3600
+MAX_STEPS: Final = 1_000_000_000_000
+
+Seconds = Annotated[int, Field(ge=1, le=MAX_SECONDS)]
+Steps = Annotated[int, Field(ge=1, le=MAX_STEPS)]
 
 
 class FieldError(ValueError):
@@ -25,3 +33,8 @@ class SpecModel(BaseModel):
         use_attribute_docstrings=True,
         validate_default=True,
     )
+
+
+def given(model: BaseModel) -> list[str]:
+    """Names of the fields that are not absent, as users spell them."""
+    return [to_camel(name) for name in type(model).model_fields if getattr(model, name) is not None]

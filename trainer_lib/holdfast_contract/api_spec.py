@@ -10,116 +10,20 @@ from __future__ import annotations
 import enum
 from typing import Annotated, Final, Literal, Self
 
-from pydantic import AfterValidator, BaseModel, Field, model_validator
+from pydantic import Field, model_validator
 
-from holdfast_contract.api_base import FieldError, SpecModel
+from holdfast_contract.api_base import MAX_SECONDS, FieldError, Seconds, SpecModel, given
+from holdfast_contract.api_checkpoint import Checkpoint
 from holdfast_contract.api_template import DNS_LABEL_PATTERN, PodTemplate
 
 MAX_REPLICAS: Final = 4096
 MAX_FAILURES: Final = 100
-MAX_SECONDS: Final = 366 * 24 * 3600
-MAX_STEPS: Final = 1_000_000_000_000
 MAX_NOTICES: Final = 32
-RUN_PATTERN: Final = r"^[a-z0-9]([-a-z0-9._]*[a-z0-9])?$"
-METRIC_PATTERN: Final = r"^[A-Za-z_][A-Za-z0-9_.:/-]*$"
-EXACTLY_ONE_MATCHER: Final = "exactly one of taint, label, annotation, condition"
-EXACTLY_ONE_INTERVAL: Final = "exactly one of seconds, steps, adaptive"
+_MATCHERS: Final = ("taint", "label", "annotation", "condition")
+EXACTLY_ONE_MATCHER: Final = f"exactly one of {', '.join(_MATCHERS)}"
 
 
-def _given(model: BaseModel, *names: str) -> list[str]:
-    return [name for name in names if getattr(model, name) is not None]
-
-
-def _check_path(path: str) -> str:
-    if "://" in path:
-        raise FieldError("path", path, "an absolute directory that the template mounts; URIs are not supported yet")
-    if not path.startswith("/"):
-        raise FieldError("path", path, "an absolute directory, beginning with /")
-    if {"", ".", ".."} & set(path.strip("/").split("/")) or path.startswith("//") or path.endswith("//"):
-        raise FieldError("path", path, "a directory without empty, . and .. segments")
-    return path
-
-
-Seconds = Annotated[int, Field(ge=1, le=MAX_SECONDS)]
-Steps = Annotated[int, Field(ge=1, le=MAX_STEPS)]
 MatchText = Annotated[str, Field(min_length=1, max_length=317)]
-
-
-class Adaptive(SpecModel):
-    """Bounds of an interval that follows the measured cost of a save and the measured rate of interruptions."""
-
-    min_seconds: Seconds
-    """Never save more often than this many seconds."""
-    max_seconds: Seconds
-    """Never let more than this many seconds pass without a save."""
-
-    @model_validator(mode="after")
-    def _ordered(self) -> Self:
-        if self.min_seconds > self.max_seconds:
-            raise FieldError("minSeconds", self.min_seconds, f"at most maxSeconds ({self.max_seconds})")
-        return self
-
-
-class Every(SpecModel):
-    """When to save. Exactly one of seconds, steps and adaptive."""
-
-    seconds: Seconds | None = None
-    """Save when this many seconds have passed since the last save began."""
-    steps: Steps | None = None
-    """Save after each multiple of this many steps."""
-    adaptive: Adaptive | None = None
-    """Choose the interval from the measured cost of a save and the measured rate of interruptions."""
-
-    @model_validator(mode="after")
-    def _exactly_one(self) -> Self:
-        given = _given(self, "seconds", "steps", "adaptive")
-        if len(given) != 1:
-            raise FieldError("every", given, EXACTLY_ONE_INTERVAL)
-        return self
-
-
-class Keep(SpecModel):
-    """Which checkpoints stay. A checkpoint stays if any of these keeps it; the one that an attempt may restore stays
-    always.
-    """
-
-    latest: Annotated[int, Field(ge=2, le=1000)] = 3
-    """How many of the newest to keep; at least 2, so that a damaged one has a predecessor."""
-    best: Annotated[int, Field(ge=1, le=1000)] | None = None
-    """How many of the best by metric to keep as well. Needs metric."""
-    metric: Annotated[str, Field(min_length=1, max_length=128, pattern=METRIC_PATTERN)] | None = None
-    """Name of the metric, as the training script commits it, by which best is judged. Needs best."""
-    mode: Literal["min", "max"] | None = None
-    """Whether the best is the smallest (min) or the largest (max) value of the metric; min if absent. Needs metric."""
-    every_steps: Steps | None = None
-    """Keep for ever the checkpoints whose step is a multiple of this."""
-
-    @model_validator(mode="after")
-    def _best_and_metric(self) -> Self:
-        if self.best is not None and self.metric is None:
-            raise FieldError("best", self.best, "only together with metric")
-        if self.metric is not None and self.best is None:
-            raise FieldError("metric", self.metric, "only together with best")
-        if self.mode is not None and self.metric is None:
-            raise FieldError("mode", self.mode, "only together with metric")
-        return self
-
-
-class Checkpoint(SpecModel):
-    """Where checkpoints live, when they are made and which of them stay."""
-
-    path: Annotated[str, Field(min_length=1, max_length=1024), AfterValidator(_check_path)]
-    """Absolute directory as the trainer container sees it, on a volume that the template mounts and all workers share.
-    Cannot be changed."""
-    run: Annotated[str, Field(min_length=1, max_length=63, pattern=RUN_PATTERN)] | None = None
-    """Name of the folder under path that holds this training run; the job's UID if absent, which no other job shares.
-    A new job with the same run resumes it on purpose. Cannot be changed."""
-    take_over: bool = False
-    """Continue the run even if its owner record names another job that is not known to be finished."""
-    every: Every = Field(default_factory=lambda: Every(seconds=600))
-    """When to save, apart from saves before a preemption and at the end. Changes only while the job is suspended."""
-    keep: Keep = Field(default_factory=Keep)
-    """Which checkpoints stay. Changes only while the job is suspended."""
 
 
 class TaintMatch(SpecModel):
@@ -171,9 +75,9 @@ class NoticeMatcher(SpecModel):
 
     @model_validator(mode="after")
     def _exactly_one(self) -> Self:
-        given = _given(self, "taint", "label", "annotation", "condition")
-        if len(given) != 1:
-            raise FieldError(f"notices[name={self.name}]", given, EXACTLY_ONE_MATCHER)
+        found = [name for name in given(self) if name in _MATCHERS]
+        if len(found) != 1:
+            raise FieldError(f"notices[name={self.name}]", found, EXACTLY_ONE_MATCHER)
         return self
 
 

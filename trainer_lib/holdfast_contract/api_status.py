@@ -216,6 +216,16 @@ class Goodput(StatusModel):
     """Steps that were or will be done again."""
 
 
+class FailureStatus(StatusModel):
+    """How often training failed. Adaptive checkpoint intervals follow it."""
+
+    count: Count = 0
+    """How many attempts came to an end that nobody had prepared: not those that were stopped on request, and those that
+    were warned and had saved their last step."""
+    running_seconds: Annotated[float, Field(ge=0)] = 0.0
+    """For how many seconds trainers had run when the active attempt began."""
+
+
 class AttemptEnd(StatusModel):
     """How an attempt ended."""
 
@@ -258,6 +268,8 @@ class TrainingJobStatus(StatusModel):
     """Restarts per cause."""
     restarts_total: Count = 0
     """Sum of restarts over all causes."""
+    failures: FailureStatus = Field(default_factory=FailureStatus)
+    """How often training failed, and in how much time."""
     failure_times: Annotated[tuple[datetime, ...], Field(max_length=MAX_FAILURE_TIMES)] = ()
     """When attempts failed that count against recovery.maxFailures."""
     no_progress: Count = 0

@@ -8,70 +8,14 @@ in front of it.
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass
-from typing import Any, Final
+from typing import Final
 
 from holdfast_contract import keys
 from holdfast_contract.api import MAX_NAME
-from holdfast_contract.api_spec import EXACTLY_ONE_INTERVAL, EXACTLY_ONE_MATCHER
+from holdfast_contract.api_spec import EXACTLY_ONE_MATCHER
 from holdfast_contract.api_template import RESERVED_VOLUMES
-
-
-@dataclass(frozen=True, kw_only=True)
-class Rule:
-    """One CEL rule. ``found`` is a CEL expression of any type; ``field`` is relative to where the rule stands."""
-
-    holds: str
-    found: str
-    allowed: str
-    field: str = ""
-
-    def to_manifest(self) -> dict[str, Any]:
-        """The rule as an entry of ``x-kubernetes-validations``.
-
-        ``message`` is what the server falls back to when the message expression fails or gets too long. The expression
-        uses ``format``, since the server takes the length of ``string(number)`` for unbounded when it estimates costs.
-        """
-        text = _literal(f"found %s, allowed: {self.allowed}")
-        manifest = {
-            "rule": self.holds,
-            "message": f"allowed: {self.allowed}",
-            "messageExpression": f"{text}.format([{self.found}])",
-        }
-        return manifest | ({"fieldPath": self.field} if self.field else {})
-
-
-def _literal(text: str) -> str:
-    escaped = text.replace("\\", "\\\\").replace("'", "\\'")
-    return f"'{escaped}'"
-
-
-def _quoted(expression: str) -> str:
-    return f"'\"%s\"'.format([{expression}])"
-
-
-def _optional(owner: str, name: str) -> str:
-    """CEL for the value of an optional field, as text."""
-    return f"(has({owner}.{name}) ? {_quoted(f'{owner}.{name}')} : 'nothing')"
-
-
-def _given(*names: str) -> str:
-    """CEL for the list of those optional fields of self that are set."""
-    return "(" + " + ".join(f"(has(self.{name}) ? ['{name}'] : [])" for name in names) + ")"
-
-
-def _exactly_one(*names: str, allowed: str) -> Rule:
-    given = _given(*names)
-    return Rule(holds=f"{given}.size() == 1", found=given, allowed=allowed)
-
-
-def _needs(name: str, other: str) -> Rule:
-    return Rule(
-        holds=f"!has(self.{name}) || has(self.{other})",
-        found=f"'%s without {other}'.format([self.{name}])",
-        allowed=f"{name} only together with {other}",
-        field=f".{name}",
-    )
+from holdfast_contract.cel import Rule, exactly_one, optional, quoted
+from holdfast_contract.crd_checkpoint_rules import CHECKPOINT_RULES
 
 
 def _same(now: str, before: str) -> str:
@@ -106,7 +50,7 @@ _NAME = (
     ),
     Rule(
         holds="!self.metadata.name.contains('.')",
-        found=_quoted("self.metadata.name"),
+        found=quoted("self.metadata.name"),
         allowed="metadata.name without a dot: pods, and so host names, are named after it",
     ),
 )
@@ -124,12 +68,13 @@ _SPEC = (
             "!self.template.spec.containers.exists(c, c.name == 'trainer') || self.template.spec.containers.exists(c, "
             f"c.name == 'trainer' && has(c.volumeMounts) && c.volumeMounts.exists(m, {_MOUNT_COVERS_PATH}))"
         ),
-        found=_quoted("self.checkpoint.path"),
+        found=quoted("self.checkpoint.path"),
         allowed="a directory under one of the volumeMounts of container trainer; others end with the pod",
         field=".checkpoint.path",
     ),
     _frozen_while_running("checkpoint.every"),
     _frozen_while_running("checkpoint.keep"),
+    _frozen_while_running("checkpoint.healthy"),
     _frozen_while_running("hang"),
     _frozen_while_running("template"),  # equality sees the fields that the schema does not model, too
 )
@@ -137,22 +82,22 @@ _SPEC = (
 _PATH = (
     Rule(
         holds="!self.contains('://')",
-        found=_quoted("self"),
+        found=quoted("self"),
         allowed="an absolute directory that the template mounts; URIs are not supported yet",
     ),
     Rule(
         holds="self.startsWith('/') || self.contains('://')",
-        found=_quoted("self"),
+        found=quoted("self"),
         allowed="an absolute directory, beginning with /",
     ),
     Rule(
         holds=r"self.contains('://') || (self != '/' && !self.matches('/([.]{0,2}/|[.]{1,2}$)'))",
-        found=_quoted("self"),
+        found=quoted("self"),
         allowed="a directory without empty, . and .. segments",
     ),
     Rule(
         holds="self == oldSelf",
-        found=_quoted("self"),
+        found=quoted("self"),
         allowed="the value that it had, for checkpoints are there: path cannot be changed",
     ),
 )
@@ -169,7 +114,7 @@ _CONTAINER = (
 _ENV_NAME = (
     Rule(
         holds=f"!self.startsWith('{keys.ENV_PREFIX}')",
-        found=_quoted("self"),
+        found=quoted("self"),
         allowed=f"a name that does not begin with {keys.ENV_PREFIX}",
     ),
 )
@@ -177,7 +122,7 @@ _ENV_NAME = (
 _POD_SPEC = (
     Rule(
         holds="!has(self.nodeName)",
-        found=_optional("self", "nodeName"),
+        found=optional("self", "nodeName"),
         allowed="no nodeName, which binds all workers to one node for ever: use nodeSelector or affinity",
         field=".nodeName",
     ),
@@ -196,28 +141,15 @@ RULES: Final[Mapping[str, tuple[Rule, ...]]] = {
     "spec.checkpoint": (
         Rule(
             holds=_same("self.run", "oldSelf.run"),
-            found=_optional("self", "run"),
+            found=optional("self", "run"),
             allowed="the value that it had, for checkpoints are there: run cannot be changed",
             field=".run",
         ),
     ),
     "spec.checkpoint.path": _PATH,
-    "spec.checkpoint.every": (_exactly_one("seconds", "steps", "adaptive", allowed=EXACTLY_ONE_INTERVAL),),
-    "spec.checkpoint.every.adaptive": (
-        Rule(
-            holds="self.minSeconds <= self.maxSeconds",
-            found="'%s above maxSeconds %s'.format([self.minSeconds, self.maxSeconds])",
-            allowed="minSeconds at most maxSeconds",
-            field=".minSeconds",
-        ),
-    ),
-    "spec.checkpoint.keep": (
-        _needs("best", "metric"),
-        _needs("metric", "best"),
-        _needs("mode", "metric"),
-    ),
+    **CHECKPOINT_RULES,
     "spec.preemption.notices[]": (
-        _exactly_one("taint", "label", "annotation", "condition", allowed=EXACTLY_ONE_MATCHER),
+        exactly_one("taint", "label", "annotation", "condition", allowed=EXACTLY_ONE_MATCHER),
     ),
     "spec.template.metadata.labels": (_no_reserved_key(),),
     "spec.template.metadata.annotations": (_no_reserved_key(),),
@@ -235,7 +167,7 @@ RULES: Final[Mapping[str, tuple[Rule, ...]]] = {
     "spec.template.spec.volumes[].name": (
         Rule(
             holds=f"!(self in {list(RESERVED_VOLUMES)})",
-            found=_quoted("self"),
+            found=quoted("self"),
             allowed=f"a name other than {' and '.join(RESERVED_VOLUMES)}",
         ),
     ),

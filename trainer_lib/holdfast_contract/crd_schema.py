@@ -25,6 +25,9 @@ LIST_MAP_KEYS: Final[Mapping[str, str]] = {
 }
 """Lists whose items are told apart by one field: the server refuses two with the same, and merges by it."""
 
+SETS: Final = frozenset({"atSteps", "steps", "finite"})
+"""Lists, by the last part of their path, in which the server refuses to have anything twice."""
+
 WITHOUT_DEFAULT: Final = frozenset({"spec.checkpoint.every"})
 """Fields whose default the server must not write into the object: it would stay beside the alternative that a user
 applies later, and exactly one may be there."""
@@ -131,7 +134,7 @@ class _Converter:
         if key := LIST_MAP_KEYS.get(path):
             schema |= {"x-kubernetes-list-type": "map", "x-kubernetes-list-map-keys": [key]}
         else:
-            schema["x-kubernetes-list-type"] = "atomic"
+            schema["x-kubernetes-list-type"] = "set" if path.rpartition(".")[2] in SETS else "atomic"
         return schema
 
 
@@ -142,5 +145,7 @@ def _check_limits(schema: Schema, path: str) -> None:
         raise SchemaError(f"{path}: found a string without maxLength")
     if schema["type"] == "array" and "maxItems" not in schema:
         raise SchemaError(f"{path}: found a list without maxItems")
+    if any(schema.get(limit, 0) % 1 for limit in ("minimum", "maximum")):
+        raise SchemaError(f"{path}: found a limit with a fraction, which the server drops where the value has none")
     if "additionalProperties" in schema and "maxProperties" not in schema:
         raise SchemaError(f"{path}: found a map without maxProperties")

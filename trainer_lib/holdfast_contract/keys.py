@@ -61,7 +61,8 @@ ENV_RUN: Final = "HOLDFAST_RUN"
 ENV_POISON_AFTER: Final = (
     "HOLDFAST_POISON_AFTER"  # skip a checkpoint from which so many attempts came to nothing; 0: never
 )
-ENV_CHECKPOINT_POLICY: Final = "HOLDFAST_CHECKPOINT_POLICY"  # JSON: {"every": {...}, "keep": {...}} as in the spec
+# JSON: {"every": {...}, "keep": {...}, "healthy": {...}} as in the spec
+ENV_CHECKPOINT_POLICY: Final = "HOLDFAST_CHECKPOINT_POLICY"
 # Written by the agent for each trainer process, read by the library.
 ENV_ATTEMPT: Final = "HOLDFAST_ATTEMPT"
 ENV_PROCESS_INDEX: Final = "HOLDFAST_PROCESS_INDEX"
@@ -69,6 +70,7 @@ ENV_COORDINATOR: Final = "HOLDFAST_COORDINATOR"  # host:port of this attempt's J
 ENV_PIN: Final = (
     "HOLDFAST_PIN"  # JSON of manifest.CheckpointRef, "none" if nothing may be restored; absent without operator
 )
+ENV_FAILURES: Final = "HOLDFAST_FAILURES"  # JSON of sync.FailureHistory; absent without operator
 ENV_TAKE_OVER: Final = "HOLDFAST_TAKE_OVER"  # "1": replace the run's owner record (Directive.take_over)
 ENV_AGENT_SOCKET: Final = "HOLDFAST_AGENT_SOCKET"  # unix socket path of the agent
 AGENT_SOCKET_NAME: Final = "agent.sock"

@@ -120,10 +120,24 @@ class SaveRequest:
 
 
 @dataclass(frozen=True)
+class FailureHistory:
+    """How often a job's training failed, in how many seconds of running, before an attempt began."""
+
+    failures: int = 0
+    running_seconds: float = 0.0
+
+    def __post_init__(self) -> None:
+        if self.failures < 0 or self.running_seconds < 0:
+            found = f"{self.failures} failures in {self.running_seconds:g} s"
+            raise ValueError(f"failures, running_seconds: found {found}, allowed: 0 or more of both")
+
+
+@dataclass(frozen=True)
 class Directive:
     """A worker's whole desired state. Written by the operator, obeyed by the agent.
 
-    ``tag`` identifies everything but the seconds left; a report repeats it as ``obeys``.
+    ``tag`` identifies everything but the seconds left and the history, which is the same for all of an attempt; a report
+    repeats it as ``obeys``.
     """
 
     action: Action
@@ -133,6 +147,7 @@ class Directive:
     take_over: bool = False  # the operator has seen that the recorded owner is gone, or the user insists
     save: SaveRequest | None = None
     leader: str = ""  # where to ask instead (421), host:port; "" here
+    history: FailureHistory | None = None  # what the operator has observed of this job; with action run
 
     @property
     def tag(self) -> str:

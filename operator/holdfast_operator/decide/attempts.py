@@ -10,7 +10,7 @@ from typing import Final
 
 from holdfast_contract.api import AttemptEnd, Strategy, TrainingJobStatus, Transition
 from holdfast_contract.reasons import Cause, Metric, Reason
-from holdfast_operator.decide import goodput, progress
+from holdfast_operator.decide import failures, goodput, progress
 from holdfast_operator.decide.actions import Count, Event, Turn
 from holdfast_operator.decide.causes import End
 from holdfast_operator.decide.members import View
@@ -30,8 +30,10 @@ def finish(view: View, cause: Cause, *, message: str, end: End | None = None) ->
         exit_code=end.code if end is not None else None,
         last_lines=end.last_lines[-8192:] if end is not None else "",
     )
-    status = goodput.charge_rework(view, lost_steps(view))
-    return status.model_copy(update={"last_end": record, "end_seen_at": None, "save": None})
+    lost = lost_steps(view)
+    status = goodput.charge_rework(view, lost)
+    counted = failures.after(status, cause, lost_steps=lost)
+    return status.model_copy(update={"last_end": record, "end_seen_at": None, "save": None, "failures": counted})
 
 
 def lost_steps(view: View) -> int:
@@ -108,6 +110,7 @@ def begin_if_ready(view: View, status: TrainingJobStatus) -> Turn | None:
             "take_over_attempt": move.attempt if takes_over else status.take_over_attempt,
             "transition": None,
             "end_seen_at": None,
+            "failures": failures.at_begin(status),
             "checkpoint": status.checkpoint.model_copy(update={"pinned": newest, "restored": None}),
         }
     )

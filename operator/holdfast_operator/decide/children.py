@@ -93,7 +93,7 @@ def _inject(
 
 def _env(job: JobFact, create: CreatePod, control: ControlSettings, grace_seconds: int) -> list[dict[str, Any]]:
     checkpoint = job.spec.checkpoint
-    policy = checkpoint.model_dump(mode="json", by_alias=True, exclude_none=True, include={"every", "keep"})
+    policy = checkpoint.model_dump(mode="json", by_alias=True, exclude_none=True, include={"every", "keep", "healthy"})
     values = {
         keys.ENV_JOB_NAME: job.name,
         keys.ENV_JOB_NAMESPACE: job.namespace,

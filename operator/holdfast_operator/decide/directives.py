@@ -7,7 +7,7 @@ from collections.abc import Mapping
 from holdfast_contract import keys
 from holdfast_contract.reasons import Condition
 from holdfast_contract.sync import Action, Directive, SaveRequest
-from holdfast_operator.decide import conditions, saves
+from holdfast_operator.decide import conditions, failures, saves
 from holdfast_operator.decide.facts import PodFact
 from holdfast_operator.decide.members import View
 
@@ -55,6 +55,7 @@ def _run(view: View) -> Directive | None:
         pin=saves.ref(pinned) if pinned is not None else None,
         take_over=status.take_over_attempt == status.active_attempt,
         save=save,
+        history=failures.history(status),
     )
 
 

@@ -1,0 +1,33 @@
+"""How often training fails: what was expected of it, corrected by what was observed. Pure."""
+
+from __future__ import annotations
+
+from typing import Final
+
+from holdfast_contract.sync import FailureHistory
+
+PRIOR_SECONDS: Final = 6 * 3600.0
+"""Expected running time between failures, where nobody says otherwise. The 54-day pre-training run of Llama 3 was
+interrupted every 3 hours on 16,384 GPUs (arXiv:2407.21783, section 3.3.4); smaller jobs fail less often."""
+PRIOR_FAILURES: Final = 1.0
+"""How many observed failures the expectation weighs as much as: one, so that a few of them overrule it."""
+
+UNOBSERVED: Final = FailureHistory()
+
+
+def mean_seconds_between_failures(
+    history: FailureHistory, *, prior_seconds: float = PRIOR_SECONDS, prior_failures: float = PRIOR_FAILURES
+) -> float:
+    """Seconds of running between two failures: one divided by the posterior mean of their rate.
+
+    Failures are taken for a Poisson process of unknown rate r per second of running. With a Gamma prior of shape a and
+    rate b (in seconds), whose mean a / b is the expected rate, n failures in t seconds lead to a Gamma posterior of shape
+    a + n and rate b + t (A. Gelman et al., Bayesian Data Analysis, third edition, section 2.6). Its mean is
+    (a + n) / (b + t). Here a = ``prior_failures`` and b = a * ``prior_seconds``, therefore
+
+        M = (a * prior_seconds + t) / (a + n)
+
+    Without observations that is ``prior_seconds``; each failure makes it shorter, each second without one longer.
+    """
+    observed = prior_failures * prior_seconds + history.running_seconds
+    return observed / (prior_failures + history.failures)
