@@ -17,10 +17,12 @@ import holdfast
 from holdfast import errors
 from holdfast.store import UNPINNED, Request, Restored, Store, StoreSettings, fs
 from holdfast.store.candidates import Choice
+from holdfast_contract.exits import ExitCode
 from holdfast_contract.keys import RESTORED_FILE
 from holdfast_contract.manifest import CheckpointRef
 from holdfast_contract.runfolder import RunFolder
 from tests.support.storage_states import QUICK, flip_bit, small_state, store_at
+from tests.support.storage_world import World
 
 LOSSES = {1: 0.5, 2: 0.1, 3: float("nan"), 4: 0.3}
 SKIPPING = dataclasses.replace(QUICK, poison_after=3)
@@ -68,7 +70,7 @@ def test_a_step_or_the_best_below_the_pin(run: Path) -> None:
 
 
 def test_a_step_that_is_damaged_or_missing_has_no_substitute(run: Path) -> None:
-    flip_bit(max((p for p in (run / "1" / "2").rglob("*") if p.is_file()), key=lambda p: p.stat().st_size))
+    flip_bit(_largest(run / "1" / "2"))
     best = _restored(_begun(run), Choice(best=("loss", "min")))
     assert (best.ref.step, [(r.step, "digest" in r.reason) for r in best.rejected]) == (4, [(2, True)])
     for step, reason in ((2, "digest"), (9, "no checkpoint of this step")):
@@ -169,3 +171,91 @@ def test_a_session_goes_back_to_the_best_or_to_a_step(tmp_path: Path) -> None:
     assert train(5, step=1) == (2, [1.0, 1.0])
     assert not list(tmp_path.rglob(RESTORED_FILE)), "each ended in order"
     assert train(6) == (6, [5.0, 5.0])
+
+
+TASKS = "tests.support.storage_tasks"
+
+
+@pytest.fixture(scope="module")
+def saved_by_two(world: World, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Two processes committed steps 1 to 4 in attempt 1."""
+    root = tmp_path_factory.mktemp("by-two") / "char-lm"
+    world.call(f"{TASKS}:save_steps", root, 1, list(LOSSES), LOSSES)
+    return root
+
+
+@pytest.fixture
+def run_of_two(saved_by_two: Path, tmp_path: Path) -> Path:
+    shutil.copytree(saved_by_two, tmp_path / saved_by_two.name)
+    return tmp_path / saved_by_two.name
+
+
+def _chosen_by_both(world: World, root: Path, choice: Choice, pin: CheckpointRef | None = None) -> dict[str, Any]:
+    """What both ranks were given; the same reasons on both, and each rank its own data."""
+    attempt = RunFolder(root).highest_attempt() + 1
+    told: list[dict[str, Any]] = world.call(f"{TASKS}:restore_choice", root, attempt, choice, pin)
+    assert told[0]["ref"] == told[1]["ref"]
+    assert told[0]["rejected"] == told[1]["rejected"]
+    if told[0]["ref"] is not None:
+        for rank, each in enumerate(told):
+            assert each["equal"]
+            assert each["data"] == f"rank {rank} step {each['ref'].step}".encode()
+    return told[0]
+
+
+def _largest(step: Path) -> Path:
+    """Of the files with the state, which is small beside its manifest here."""
+    return max((p for p in (step / "state").rglob("*") if p.is_file()), key=lambda p: p.stat().st_size)
+
+
+@pytest.mark.parametrize(
+    ("choice", "step"),
+    [
+        (Choice(), 4),
+        (Choice(step=3), 3),
+        (Choice(step=1), 1),
+        (Choice(best=("loss", "min")), 2),
+        (Choice(best=("loss", "max")), 1),
+    ],
+    ids=["newest", "step 3", "step 1", "lowest loss", "highest loss"],
+)
+def test_two_processes_choose_alike(world: World, run_of_two: Path, choice: Choice, step: int) -> None:
+    told = _chosen_by_both(world, run_of_two, choice)
+    assert told["ref"].step == step
+    assert told["rejected"] == ()
+    if choice == Choice():
+        pin = RunFolder(run_of_two).candidates()[1]
+        assert _chosen_by_both(world, run_of_two, choice, pin)["ref"] == pin
+
+
+@pytest.mark.parametrize(
+    ("choice", "damaged", "step"),
+    [(Choice(), (4, 3), 2), (Choice(best=("loss", "min")), (2,), 4), (Choice(best=("loss", "max")), (1, 4), 2)],
+    ids=["newest", "lowest loss", "highest loss"],
+)
+def test_two_processes_walk_back_over_damage_alike(
+    world: World, run_of_two: Path, choice: Choice, damaged: tuple[int, ...], step: int
+) -> None:
+    for number in damaged:
+        flip_bit(_largest(run_of_two / "1" / str(number)))
+    told = _chosen_by_both(world, run_of_two, choice)
+    assert told["ref"].step == step
+    assert [(r.step, "digest" in r.reason) for r in told["rejected"]] == [(n, True) for n in damaged]
+
+
+@pytest.mark.parametrize(
+    ("choice", "refused"),
+    [(Choice(), [4, 3, 2, 1]), (Choice(step=2), [2]), (Choice(best=("loss", "min")), [2, 4, 1, 3])],
+    ids=["newest", "step 2", "lowest loss"],
+)
+def test_two_processes_stop_loudly_when_all_are_damaged(
+    world: World, run_of_two: Path, choice: Choice, refused: list[int]
+) -> None:
+    for step in LOSSES:
+        flip_bit(_largest(run_of_two / "1" / str(step)))
+    told = _chosen_by_both(world, run_of_two, choice)
+    assert told["ref"] is None
+    assert told["code"] == ExitCode.NO_VALID_CHECKPOINT
+    assert [r.step for r in told["rejected"]] == refused
+    assert all(r.reason for r in told["rejected"])
+    assert all(r.reason in told["error"] for r in told["rejected"])

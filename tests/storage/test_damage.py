@@ -2,10 +2,8 @@
 
 from __future__ import annotations
 
-import os
 import random
 import shutil
-from collections.abc import Callable
 from pathlib import Path
 
 import numpy as np
@@ -18,6 +16,7 @@ from holdfast_contract.exits import ExitCode
 from holdfast_contract.keys import MANIFEST_FILE
 from holdfast_contract.manifest import CheckpointRef
 from holdfast_contract.runfolder import RunFolder
+from tests.support.damage import DAMAGE
 from tests.support.storage_states import bits, flip_bit, small_state, store_at
 
 
@@ -53,39 +52,6 @@ def _require_first_step(restored: Restored | None) -> str:
     return restored.rejected[0].reason
 
 
-def _truncate(path: Path) -> None:
-    os.truncate(path, path.stat().st_size - 1)
-
-
-def _empty(path: Path) -> None:
-    os.truncate(path, 0)
-
-
-def _zero(path: Path) -> None:
-    path.write_bytes(b"\x00" * path.stat().st_size)
-
-
-def _append(path: Path) -> None:
-    path.write_bytes(path.read_bytes() + b"x")
-
-
-def _link(path: Path) -> None:
-    kept = path.with_name(path.name + ".elsewhere")
-    path.rename(kept)
-    path.symlink_to(kept)
-
-
-DAMAGE: dict[str, Callable[[Path], None]] = {
-    "flipped": flip_bit,
-    "truncated": _truncate,
-    "emptied": _empty,
-    "zeroed": _zero,
-    "lengthened": _append,
-    "deleted": Path.unlink,
-    "linked": _link,
-}
-
-
 @pytest.mark.parametrize("damage", DAMAGE)
 def test_every_file_is_guarded_against_every_damage(saved: Path, tmp_path: Path, damage: str) -> None:
     entries = [e.path for e in RunFolder(saved).survey().found[0].manifest.files]
@@ -96,6 +62,17 @@ def test_every_file_is_guarded_against_every_damage(saved: Path, tmp_path: Path,
         shutil.copytree(saved, root)
         DAMAGE[damage](root / "1" / "2" / path)
         assert path in _require_first_step(_restore(root))
+
+
+def test_a_folder_that_is_gone_is_named_by_what_was_in_it(saved: Path, tmp_path: Path) -> None:
+    step = saved / "1" / "2"
+    folders = [p.relative_to(step) for p in step.rglob("*") if p.is_dir() and any(q.is_file() for q in p.rglob("*"))]
+    assert {"state", "data"} <= {str(p) for p in folders}
+    for number, folder in enumerate(folders):
+        root = tmp_path / str(number) / saved.name
+        shutil.copytree(saved, root)
+        shutil.rmtree(root / "1" / "2" / folder)
+        assert f"{folder}/" in _require_first_step(_restore(root))
 
 
 def _kind_of(path: str) -> str:

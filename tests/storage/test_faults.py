@@ -154,17 +154,6 @@ def test_a_path_that_may_not_be_written_is_found_before_the_first_step(tmp_path:
     assert caught.value.errno == errno.EROFS
 
 
-@pytest.mark.skipif(IS_ROOT, reason="root may write everywhere")
-def test_permissions(tmp_path: Path) -> None:
-    tmp_path.chmod(0o500)
-    try:
-        with pytest.raises(errors.StorageUnusable) as caught:
-            store_at(tmp_path / "run", 1)
-        assert caught.value.errno == errno.EACCES
-    finally:
-        tmp_path.chmod(0o700)
-
-
 def test_a_folder_removed_under_a_running_job(root: Path) -> None:
     store = store_at(root, 1)
     store.save(1, small_state(1)).result(30)

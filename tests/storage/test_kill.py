@@ -104,14 +104,38 @@ def test_kill_during_a_save(killer: Killer, saved: Path, tmp_path: Path, kind: s
 
 @pytest.mark.parametrize("victim", [0, 1])
 def test_kill_one_of_two_processes_during_a_save(killer: Killer, saved: Path, tmp_path: Path, victim: int) -> None:
+    """Before each distinct operation of that process, and after those that change names."""
     _, operations = killer.run("save_once", _copy(saved, tmp_path / "dry"), kind="ours", victim=victim)
-    writing = [i for i, label in enumerate(operations) if " 2/" in label]
+    points = [p for p in _points(operations) if " 2/" in operations[p]]
+    assert len(points) >= {0: 25, 1: 4}[victim], operations
     outcomes = []
-    for point in sorted({*writing[:: max(1, len(writing) // 4)], *writing[-6:-4]}):
+    for point in points:
         root = _copy(saved, tmp_path / f"rank-{victim}-{point}")
-        killer.run("save_once", root, kind="ours", victim=victim, number=point)
+        only, number = _named(operations, point)
+        killed, _ = killer.run("save_once", root, kind="ours", victim=victim, only=only, number=number)
+        assert killed, operations[point]
         outcomes.append(_require_sound(root, oldest_allowed=1))
     assert 1 in outcomes
+    if victim == 0:
+        assert outcomes == sorted(outcomes), "a later kill may not lose what an earlier one left committed"
+        assert outcomes[-1] == 2
+
+
+@pytest.mark.parametrize("victim", [0, 1])
+def test_kill_one_of_two_processes_while_retention_deletes(
+    killer: Killer, saved: Path, tmp_path: Path, victim: int
+) -> None:
+    """Process 0 deletes, once the save of step 3 is committed; process 1 is killed in that save."""
+    only = TRASH_PREFIX if victim == 0 else " 2/3/"
+    dry = _copy(saved, tmp_path / "dry")
+    _, operations = killer.run("save_and_retain", dry, kind="ours", only=only, victim=victim)
+    assert len(operations) >= 4
+    for point in _points(operations) if victim else range(len(operations)):
+        root = _copy(saved, tmp_path / f"delete-{victim}-{point}")
+        text, number = _named(operations, point)
+        killed, _ = killer.run("save_and_retain", root, kind="ours", only=text, number=number, victim=victim)
+        assert killed, operations[point]
+        assert _require_sound(root, oldest_allowed=2) >= (2 if victim else 3)
 
 
 def test_kill_while_retention_deletes(killer: Killer, saved: Path, tmp_path: Path) -> None:

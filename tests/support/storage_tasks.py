@@ -15,19 +15,24 @@ from jax.experimental import multihost_utils
 from holdfast import errors
 from holdfast.coordination import Coordination
 from holdfast.store import UNPINNED, Request, StoreSettings, digests, fs
+from holdfast.store.candidates import Choice
+from holdfast_contract.manifest import CheckpointRef
 from tests.support.storage_states import QUICK, bits, state_of, store_at
 
 Told = dict[str, Any]
 STEPS_PER_SAVE = 40
 
 
-def save_steps(shared: Coordination, root: Path, attempt: int, steps: list[int]) -> Told:
-    """Save each step, wait for each; the references."""
+def save_steps(
+    shared: Coordination, root: Path, attempt: int, steps: list[int], losses: dict[int, float] | None = None
+) -> Told:
+    """Save each step, wait for each; the references. The loss is the step where ``losses`` does not say."""
     store = store_at(root, attempt, shared=shared)
     refs = []
     for step in steps:
         data = f"rank {shared.process_index} step {step}".encode()
-        handle = store.save(step, state_of(step), Request(data=data, metrics={"loss": jnp.float32(step)}))
+        loss = jnp.float32((losses or {}).get(step, step))
+        handle = store.save(step, state_of(step), Request(data=data, metrics={"loss": loss}))
         refs.append(handle.result(30))
     store.close()
     return {"refs": refs}
@@ -47,6 +52,21 @@ def restore(shared: Coordination, root: Path, attempt: int, shape_seed: int = 0)
         "shardings": [x.sharding for x in jax.tree.leaves(restored.state) if isinstance(x, jax.Array)]
         == [x.sharding for x in jax.tree.leaves(state_of(0)) if isinstance(x, jax.Array)],
     }
+
+
+def restore_choice(
+    shared: Coordination, root: Path, attempt: int, choice: Choice, pin: CheckpointRef | None = None
+) -> Told:
+    """Restore by a choice, below a pin if there is one: what this rank got, or why it got nothing."""
+    store = store_at(root, attempt, shared=shared)
+    try:
+        restored = store.restore(pin or UNPINNED, state_of(0), choice=choice)
+    except errors.NoValidCheckpoint as error:
+        return {"ref": None, "rejected": error.rejected, "code": int(error.exit_code), "error": str(error)}
+    if restored is None:
+        return {"ref": None, "rejected": None}
+    equal = bits(restored.state) == bits(state_of(restored.ref.step))
+    return {"ref": restored.ref, "rejected": restored.rejected, "equal": equal, "data": restored.data}
 
 
 def train_while_saving(shared: Coordination, root: Path, saves: int) -> Told:
