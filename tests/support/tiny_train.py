@@ -23,6 +23,8 @@ from jax.sharding import PartitionSpec as P
 import holdfast
 
 State = dict[str, Any]
+BEST_STEP = 10
+"""By the metric ``distance``, so that the best is not the newest."""
 
 
 class Counter:
@@ -67,14 +69,16 @@ def main() -> None:
 
         step_fn = jax.jit(train_step, donate_argnums=0, out_shardings=(shardings, everywhere))
         data = Counter()
-        state, data = run.restore(init, data, shardings=shardings)
+        best: Any = ("distance", "min") if args.from_best else None
+        state, data = run.restore(init, data, shardings=shardings, step=args.from_step, best=best)
         print(f"restored {run.newest.attempt if run.newest else 0} {run.newest.step if run.newest else 0}")
         for step in run.steps(until=args.steps):
             misbehave(args, step)
             if step == args.skip_batch:
                 next(data)
             state, loss = step_fn(state, jnp.float32(next(data)))
-            run.commit(step, state, data=data, metrics={"loss": loss}, save=step == args.save_at)
+            metrics = {"loss": loss, "distance": abs(step - BEST_STEP)}
+            run.commit(step, state, data=data, metrics=metrics, save=step == args.save_at)
             print(f"step {step}")
             if args.step_seconds:
                 time.sleep(args.step_seconds)
@@ -121,6 +125,8 @@ def parse_arguments() -> argparse.Namespace:
     parser.add_argument("--step-seconds", type=float, default=0.0)
     parser.add_argument("--save-at", type=int)
     parser.add_argument("--skip-batch", type=int)
+    parser.add_argument("--from-step", type=int, help="go on from this checkpoint and no other")
+    parser.add_argument("--from-best", action="store_true", help="go on from the checkpoint of the least distance")
     parser.add_argument("--collectives-after", type=int, default=0)
     parser.add_argument("--do", help="raise|exit|kill|sleep:<rank or all>:<step>")
     return parser.parse_args()

@@ -10,10 +10,13 @@ import logging
 import os
 import re
 import sys
+import time
 import traceback
+from collections.abc import Callable
 from typing import Final, NoReturn
 
-from holdfast.errors import NoValidCheckpoint, PeerLost, StorageError
+from holdfast.coordination import Coordination
+from holdfast.errors import HoldfastError, NoValidCheckpoint, PeerLost, StorageError
 from holdfast.parts import Journal, Parts
 from holdfast.saves import raise_failure
 from holdfast_contract.exits import ExitCode
@@ -31,6 +34,10 @@ END_SECONDS: Final = 60.0
 """How long the ranks wait for each other at the end of training."""
 EXIT_SECONDS: Final = 5.0
 """The same when the program calls ``sys.exit`` or is interrupted, which other ranks may not do."""
+LAST_SECONDS: Final = 3.0
+"""How long process 0 lets the others leave first: its end would abort them before they have said their own code."""
+GONE_SECONDS: Final = 0.1
+"""From a process's last word to its end."""
 ERROR_SAVE_SECONDS: Final = 30.0
 """How long a save in flight may still take when this rank's program has failed."""
 
@@ -59,8 +66,11 @@ def follows_from_a_peer(error: BaseException) -> bool:
     return jaxlib and _PEER_TEXTS.search(str(error)) is not None
 
 
-def leave_at_once(error: BaseException, code: int) -> NoReturn:
-    """Print what happened and end the process without the usual clean-up, which would wait for other processes."""
+def leave_at_once(error: BaseException, code: int, last: Callable[[], None] | None = None) -> NoReturn:
+    """Print what happened and end the process without the usual clean-up, which would wait for other processes.
+
+    ``last`` is called when nothing but the end is left.
+    """
     if not isinstance(error, SystemExit):
         traceback.print_exception(error)
     elif error.code is not None and not isinstance(error.code, int):
@@ -72,6 +82,8 @@ def leave_at_once(error: BaseException, code: int) -> NoReturn:
             stream.flush()
         except (OSError, ValueError):
             continue
+    if last is not None:
+        last()
     os._exit(code)
 
 
@@ -117,9 +129,38 @@ def end_by(error: BaseException, journal: Journal, parts: Parts | None) -> None:
     if journal.crowded and (lost or not _leaves_together(error, parts)):
         if parts is not None:
             parts.peers.say_goodbye(error)
-        leave_at_once(error, exit_code_of(error))
+        leave_at_once(error, exit_code_of(error), _in_order(parts) if parts is not None and _is_shared(error) else None)
     if parts is not None:
         parts.close()
+
+
+def _is_shared(error: BaseException) -> bool:
+    """Whether every rank meets this error: what the store raises was agreed on, or is known to all."""
+    return isinstance(error, HoldfastError) and not isinstance(error, PeerLost)
+
+
+def _in_order(parts: Parts) -> Callable[[], None]:
+    """Process 0 serves the coordination of all, and JAX aborts a process whose coordinator has gone: it goes last."""
+    shared = parts.coordination
+    return lambda: _wait_for_the_others(shared) if shared.process_index == 0 else _say_last_word(shared)
+
+
+def _wait_for_the_others(shared: Coordination) -> None:
+    deadline = time.monotonic() + LAST_SECONDS
+    try:
+        for rank in range(1, shared.process_count):
+            shared.get(f"session/gone/{rank}", max(0.001, deadline - time.monotonic()))
+    except (TimeoutError, PeerLost):
+        return
+    if shared.process_count > 1:
+        time.sleep(GONE_SECONDS)
+
+
+def _say_last_word(shared: Coordination) -> None:
+    try:
+        shared.create(f"session/gone/{shared.process_index}", "")
+    except PeerLost:
+        return
 
 
 def follow(error: PeerLost, journal: Journal) -> NoReturn:
