@@ -12,7 +12,7 @@ from pathlib import Path
 from types import TracebackType
 from typing import Any, Final, Self
 
-from kubernetes import client, config
+from kubernetes import client
 
 from examples.demo.jobs import Training, manifest
 from holdfast_contract import keys
@@ -158,7 +158,7 @@ class Rig:
         self._cluster.add_nodes(NODES, options)
 
     def _connect(self) -> None:
-        api = config.new_client_from_config(str(self._cluster.kubeconfig))
+        api = self._cluster.api_client()
         self._core, self._jobs = client.CoreV1Api(api), client.CustomObjectsApi(api)
         self._kind = (keys.API_GROUP, keys.VERSION, NAMESPACE, keys.PLURAL)
 

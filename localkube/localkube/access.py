@@ -5,11 +5,15 @@ from __future__ import annotations
 import shutil
 import subprocess
 from pathlib import Path
+from typing import TYPE_CHECKING
 from urllib.parse import urlsplit
 
 from localkube.binaries import control_plane
 from localkube.errors import LocalkubeError
 from localkube.kubeconfig import read_endpoint
+
+if TYPE_CHECKING:
+    from kubernetes.client import ApiClient
 
 KUBECTL_SECONDS = 60.0
 _DEFAULT_PORTS = {"https": 443, "http": 80}
@@ -44,6 +48,20 @@ class ClusterAccess:
     def ca_pem(self) -> str:
         """The CA that signed the API server's certificate; empty if the kubeconfig names none."""
         return read_endpoint(self.kubeconfig).ca_pem
+
+    def api_client(self) -> ApiClient:
+        """The official library's client as the administrator."""
+        from kubernetes import client, config
+
+        configuration = client.Configuration()
+        config.load_kube_config(
+            str(self.kubeconfig), client_configuration=configuration, temp_file_path=self._client_files()
+        )
+        return client.ApiClient(configuration)
+
+    def _client_files(self) -> str | None:
+        """Where that library puts keys, which it removes only when its process ends in order; None: its own choice."""
+        return None
 
     def kubectl(
         self, *arguments: str, stdin: str | None = None, check: bool = True

@@ -251,5 +251,8 @@ class Cluster(ClusterAccess):
         self._supervisor.wait(timeout=_END_SECONDS)
         self._supervisor = None
 
+    def _client_files(self) -> str:
+        return str(self.layout.pki)
+
     def _kubectl_path(self) -> Path:
         return control_plane().kubectl

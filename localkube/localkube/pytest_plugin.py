@@ -56,9 +56,9 @@ def local_cluster(cluster: ClusterAccess) -> Cluster:
 @pytest.fixture(scope="session")
 def core_api(cluster: ClusterAccess) -> CoreV1Api:
     """The core API as the administrator."""
-    from kubernetes import client, config
+    from kubernetes import client
 
-    return client.CoreV1Api(config.new_client_from_config(str(cluster.kubeconfig)))
+    return client.CoreV1Api(cluster.api_client())
 
 
 @pytest.fixture

@@ -11,7 +11,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Final
 
-from kubernetes import client, config
+from kubernetes import client
 
 from localkube import helm_install
 from localkube.cluster import Cluster
@@ -65,7 +65,7 @@ class World:
     def build(cls, cluster: Cluster) -> World:
         """Start the nodes and install the chart. Raises HelmError with what Helm and the operator said."""
         cluster.add_nodes(NODES, NODE_OPTIONS)
-        api = config.new_client_from_config(str(cluster.kubeconfig))
+        api = cluster.api_client()
         helm_install.install(cluster, HOLDFAST, deadline_seconds=HELM_SECONDS)
         return cls(cluster, client.CoreV1Api(api), client.CustomObjectsApi(api))
 
