@@ -206,10 +206,11 @@ class Operator:
             self._queue.add(namespace, name)
 
     def _make_reconciler(self) -> Reconciler:
+        settings = self._settings
         return Reconciler(
             kube=self._kube,
             board=self._board,
-            control=ControlSettings(self._settings.control_url, self._certificate.ca_pem),
+            control=ControlSettings(settings.control_url, self._certificate.ca_pem, settings.orphan_seconds),
             clock=SystemClock(),
             events=self._recorder,
             metrics=self._metrics,

@@ -186,7 +186,7 @@ def _directive(status: int, directive: sync.Directive, headers: Mapping[str, str
 
 
 def _exit() -> web.Response:
-    return _directive(403, sync.Directive(sync.Action.EXIT, 0))
+    return _directive(403, sync.Directive(sync.Action.EXIT, 0, why="this pod is no longer a member"))
 
 
 def _later(why: str) -> web.Response:

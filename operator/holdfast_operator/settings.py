@@ -11,8 +11,11 @@ from typing import Final, TypeVar
 from urllib.parse import urlsplit
 
 from holdfast_contract import keys
+from holdfast_operator.decide.children import DEFAULT_ORPHAN_SECONDS
 
 PREFIX: Final = "HOLDFAST_OPERATOR_"
+ORPHAN_SECONDS: Final = (10, 604_800)
+"""Shortest and longest: an operator's Lease alone needs 15 s to change hands, and nothing is repaired after a week."""
 LOG_LEVELS: Final = ("debug", "info", "warning", "error")
 TLS_FILES: Final = ("tls.crt", "tls.key", "ca.crt")
 
@@ -42,6 +45,7 @@ class Settings:
     lease_name: str
     watch_namespace: str | None
     log_level: int
+    orphan_seconds: int = DEFAULT_ORPHAN_SECONDS
     control_port: int = keys.CONTROL_PORT
     health_port: int = keys.HEALTH_PORT
     metrics_port: int = keys.METRICS_PORT
@@ -71,6 +75,7 @@ def from_environment(environment: Mapping[str, str]) -> Settings:
         lease_name=read("LEASE_NAME", _dns_name),
         watch_namespace=read("WATCH_NAMESPACE", _optional_namespace, ""),
         log_level=read("LOG_LEVEL", _log_level, "info"),
+        orphan_seconds=read("ORPHAN_SECONDS", _orphan_seconds, str(DEFAULT_ORPHAN_SECONDS)),
         control_port=read("CONTROL_PORT", _port, str(keys.CONTROL_PORT)),
         health_port=read("HEALTH_PORT", _port, str(keys.HEALTH_PORT)),
         metrics_port=read("METRICS_PORT", _port, str(keys.METRICS_PORT)),
@@ -124,6 +129,13 @@ def _log_level(variable: str, text: str) -> int:
     if text.lower() not in LOG_LEVELS:
         raise SettingsError(variable, text, " | ".join(LOG_LEVELS))
     return logging.getLevelNamesMapping()[text.upper()]
+
+
+def _orphan_seconds(variable: str, text: str) -> int:
+    shortest, longest = ORPHAN_SECONDS
+    if not text.isascii() or not text.isdigit() or len(text) > 9 or not shortest <= int(text) <= longest:
+        raise SettingsError(variable, text, f"whole seconds, {shortest} to {longest}")
+    return int(text)
 
 
 def _port(variable: str, text: str) -> int:

@@ -182,8 +182,9 @@ def test_done_stays_until_told_and_ends_with_zero(rig: AgentRig) -> None:
     rig.operator.wait_report(lambda r: r.phase is TrainerPhase.EXITED)
     assert rig.process is not None
     assert rig.process.poll() is None
-    rig.operator.direct(Directive(Action.EXIT, 1))
+    rig.operator.direct(Directive(Action.EXIT, 1, why="the job has succeeded"))
     assert rig.exit_code() == ExitCode.DONE
+    assert rig.output.splitlines()[-1].endswith("ends with code 0: told to exit: the job has succeeded")
 
 
 def test_exit_stops_the_trainer(rig: AgentRig) -> None:
@@ -191,7 +192,7 @@ def test_exit_stops_the_trainer(rig: AgentRig) -> None:
     rig.run_attempt(1)
     rig.operator.wait_report(lambda r: r.phase is TrainerPhase.RUNNING)
     pid = int(rig.wait_output("stepping 1 ").split("stepping 1 ")[1].split()[0])
-    rig.operator.direct(Directive(Action.EXIT, 1))
+    rig.operator.direct(Directive(Action.EXIT, 1, why="this pod is no longer a member"))
     assert rig.exit_code() == ExitCode.SUPERSEDED
     assert not psutil.pid_exists(pid)
     assert "no longer a member" in rig.termination_log.read_text()

@@ -65,6 +65,8 @@ def test_a_process_is_alive_and_ready_and_says_what_it_serves(
         ("CONTROL_URL", "http://x"),
         ("TLS_DIR", "/none"),
         ("LOG_LEVEL", "loud"),
+        ("ORPHAN_SECONDS", "9"),
+        ("ORPHAN_SECONDS", "1e3"),
         ("CONTROL_PORT", "70000"),
         ("POD_IP", ""),
     ],

@@ -99,7 +99,7 @@ class World:
             self.state = replace(self.state, children=leaving and self.state.children)
             return
         end = TrainerExit(trainer.attempt, code) if trainer.stopping_since is None else None
-        trainer = replace(trainer, running=False, connected=False, exit=end)
+        trainer = replace(trainer, running=False, connected=False, ended_at=self.now, exit=end)
         self.state = replace(self.state, trainer=trainer, children=leaving)
 
 
@@ -211,6 +211,24 @@ def running(now: float = 0.0, **fields: object) -> State:
 
 def update(*saves: SaveReport, step: int = 5, total: int | None = None) -> TrainerUpdate:
     return TrainerUpdate(progress=Progress(step, total), saves=saves)
+
+
+def test_an_orphan_waits_its_whole_limit_once_both_trainer_and_operator_are_missing() -> None:
+    """Also if the operator had been away for longer than that while the trainer was well."""
+    away = replace(running(), unreachable_since=10.0)
+    end = TrainerExit(1, 1)
+    ended = replace(
+        away, trainer=replace(away.running, running=False, ended_at=5000.0, exit=end), children=False  # type: ignore[type-var]
+    )  # fmt: skip
+    assert react(ended, LIMITS, 5899.0) == ()
+    [leave] = react(ended, LIMITS, 5900.0)
+    assert isinstance(leave, Leave)
+    assert leave.code == ExitCode.ORPHANED
+    back = replace(ended, unreachable_since=None)
+    assert react(back, LIMITS, 9999.0) == ()
+    gone_later = replace(ended, unreachable_since=9000.0)
+    assert react(gone_later, LIMITS, 9899.0) == ()
+    assert react(replace(gone_later, trainer=None), LIMITS, 9900.0) == (leave,), "nor does one that never began"
 
 
 def test_an_earlier_deadline_is_told_a_shrinking_one_is_not() -> None:

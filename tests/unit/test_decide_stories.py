@@ -228,6 +228,20 @@ def test_what_no_attempt_can_mend_fails_at_once(code: ExitCode, why: Reason) -> 
     assert all(p.finished for p in world.pods.values())
 
 
+def test_whoever_is_told_to_exit_learns_how_the_job_ended() -> None:
+    world = trained()
+    world.crash(0, int(ExitCode.NO_VALID_CHECKPOINT))
+    world.settle(lambda: conditions.finished(world.status))
+    world.reconcile()
+    assert {d.why for d in world.directives.values()} == {f"the job has failed ({Reason.NO_VALID_CHECKPOINT})"}
+    world = trained()
+    for index in range(2):
+        world.crash(index, 0)
+    world.settle(lambda: conditions.finished(world.status))
+    world.reconcile()
+    assert {d.why for d in world.directives.values()} == {"the job has succeeded"}
+
+
 def test_failure_message_cuts_no_line_at_its_front() -> None:
     world = trained()
     lines = "\n".join(f"line {i} of a traceback" for i in range(100))
@@ -240,6 +254,30 @@ def test_failure_message_cuts_no_line_at_its_front() -> None:
     assert failed.message.startswith("line ")
     assert failed.message.endswith("line 99 of a traceback")
     assert len(failed.message) <= 512
+
+
+TRACEBACK = """\
+    return run()
+  File "/work/train.py", line 70, in main
+    state = run.restore(init)
+            ^^^^^^^^^^^^^^^^^
+  File "/lib/restore.py", line 137, in run
+    raise NoValidCheckpoint(root)
+holdfast.errors.NoValidCheckpoint: /checkpoints/run: 1 checkpoint(s) exist and none may be restored:
+  attempt 1, step 10: its manifest is missing
+holdfast: this process ends with code 85
+"""
+
+
+def test_failure_message_of_a_traceback_is_the_error() -> None:
+    world = trained()
+    ended = TrainerExit(world.status.attempt, int(ExitCode.NO_VALID_CHECKPOINT), last_lines=TRACEBACK)
+    world.agent(0).say(world.now, phase=TrainerPhase.EXITED, exit=ended)
+    world.crash(1, int(ExitCode.NO_VALID_CHECKPOINT))
+    world.settle(lambda: conditions.finished(world.status))
+    failed = conditions.get(world.status, Condition.FAILED)
+    assert failed is not None
+    assert failed.message == TRACEBACK.partition("run(root)")[0][TRACEBACK.index("holdfast.errors") :].strip()
 
 
 def test_completion_needs_every_worker() -> None:

@@ -168,7 +168,9 @@ class Agent:
         by_itself = trainer.stopping_since is None or process.hung
         ending = f"ended with code {end.code}" + (f" (signal {end.signal})" if end.signal else "")
         say(f"attempt {trainer.attempt}: the trainer {ending if by_itself else 'was stopped'}")
-        trainer = replace(trainer, running=False, connected=False, exit=end if by_itself else None)
+        trainer = replace(
+            trainer, running=False, connected=False, ended_at=self._ended_at, exit=end if by_itself else None
+        )
         self._state = replace(self._state, trainer=trainer)
 
     def _act(self) -> reacting.Leave | None:
@@ -209,7 +211,7 @@ class Agent:
             end = failed_start(attempt, command, error)
             say(f"attempt {attempt}: {end.last_lines}")
             self._ledger.end_trainer(now)
-            self._process, trainer = None, replace(trainer, running=False, exit=end)
+            self._process, trainer = None, replace(trainer, running=False, ended_at=now, exit=end)
         self._state = with_answer(replace(self._state, trainer=trainer, children=trainer.running), now)
 
     def _stop(self, reason: str, now: float) -> None:

@@ -90,7 +90,7 @@ def react(state: State, limits: Limits, now: float) -> tuple[Intent, ...]:
     if directive is not None and directive.action is Action.EXIT:
         if state.running or state.children:
             return (Stop("told to exit"),)
-        return (Leave(_code_when_told_to_exit(state), "told to exit: this pod is no longer a member"),)
+        return (Leave(_code_when_told_to_exit(state), f"told to exit: {directive.why or 'no reason was given'}"),)
     if state.termination is not None:
         return _terminating(state, state.termination, now)
     if state.running is not None:
@@ -181,8 +181,15 @@ def _idle(state: State, directive: Directive | None, limits: Limits, now: float)
 
 
 def _orphan(state: State, limits: Limits, now: float) -> Leave | None:
-    """A worker without a trainer and without an operator holds its machine for nothing."""
-    if state.unreachable_since is None or now - state.unreachable_since < limits.orphan_seconds:
+    """A worker without a trainer and without an operator holds its machine for nothing.
+
+    The limit counts from when both are missing: an operator that was away for long before may be about to return.
+    """
+    since = state.unreachable_since
+    if since is None:
+        return None
+    ended_at = state.trainer.ended_at if state.trainer else None
+    if now - max(since, ended_at if ended_at is not None else since) < limits.orphan_seconds:
         return None
     end = state.trainer.exit if state.trainer else None
     silent = f"the operator could not be reached for {limits.orphan_seconds:.0f} s"

@@ -48,6 +48,7 @@ class Trainer:
     attempt: int
     progressed_at: float  # spawned, or when it last got on
     running: bool = True  # until its end was seen and its last words were read
+    ended_at: float | None = None
     stopping_since: float | None = None  # killed by us
     aborting_since: float | None = None  # hung: asked to dump its stacks
     connected: bool = False

@@ -146,6 +146,7 @@ class Directive:
     pin: CheckpointRef | None = None  # newest that may be restored; None: nothing, start from init
     take_over: bool = False  # the operator has seen that the recorded owner is gone, or the user insists
     save: SaveRequest | None = None
+    why: str = ""  # with action exit, for the log; not in the tag
     leader: str = ""  # where to ask instead (421), host:port; "" here
     history: FailureHistory | None = None  # what the operator has observed of this job; with action run
 

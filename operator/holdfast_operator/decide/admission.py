@@ -8,7 +8,7 @@ from holdfast_contract.api import TrainingJobStatus, Transition
 from holdfast_contract.manifest import Owner
 from holdfast_contract.reasons import Condition, Reason
 from holdfast_contract.sync import Inspection
-from holdfast_operator.decide import attempts, conditions, saves
+from holdfast_operator.decide import attempts, conditions, saves, storage
 from holdfast_operator.decide.actions import Event, Turn, Wait
 from holdfast_operator.decide.members import View
 
@@ -18,19 +18,11 @@ RETRY_SECONDS: Final = 15.0
 """How often a refused run folder is looked at again."""
 
 
-def inspection_of(view: View) -> Inspection | None:
-    """What worker 0 has found in the run's folder since it was asked under the job's present number."""
-    heard = view.heard(view.workers[0].pod)
-    if heard is None or heard.report.attempt != view.status.attempt:
-        return None
-    return heard.report.inspection
-
-
 def admit(view: View) -> Turn | Wait | None:
     """The first attempt is numbered above every attempt that the run has seen, under this job or an earlier one."""
     if view.status.active_attempt or view.status.transition is not None:
         return None
-    found = inspection_of(view)
+    found = storage.inspection_of(view)
     if found is None:
         return None
     if found.error:

@@ -10,7 +10,7 @@ from typing import Final
 
 from holdfast_contract.api import AttemptEnd, Strategy, TrainingJobStatus, Transition
 from holdfast_contract.reasons import Cause, Metric, Reason
-from holdfast_operator.decide import failures, goodput, progress
+from holdfast_operator.decide import failures, goodput, progress, storage
 from holdfast_operator.decide.actions import Count, Event, Turn
 from holdfast_operator.decide.causes import End
 from holdfast_operator.decide.members import View
@@ -102,6 +102,11 @@ def begin_if_ready(view: View, status: TrainingJobStatus) -> Turn | None:
     if backoff_left_seconds(view, status) > 0:
         return None
     newest = status.checkpoint.newest
+    if storage.must_be_looked_into(view.under(status)):
+        found = storage.inspection_of(view.under(status))
+        if found is None:
+            return None
+        newest = storage.newest(view, status, found)
     claimed = view.status.progress is not None and view.status.progress.attempt >= (status.take_over_attempt or 0)
     takes_over = status.take_over_attempt is not None and not claimed
     begun = status.model_copy(
@@ -111,7 +116,7 @@ def begin_if_ready(view: View, status: TrainingJobStatus) -> Turn | None:
             "transition": None,
             "end_seen_at": None,
             "failures": failures.at_begin(status),
-            "checkpoint": status.checkpoint.model_copy(update={"pinned": newest, "restored": None}),
+            "checkpoint": status.checkpoint.model_copy(update={"newest": newest, "pinned": newest, "restored": None}),
         }
     )
     origin = f"from attempt {newest.attempt}, step {newest.step}" if newest is not None else "from the beginning"

@@ -11,15 +11,19 @@ from holdfast_operator.decide.actions import CreatePod
 from holdfast_operator.decide.facts import JobFact
 
 DEFAULT_GRACE_SECONDS: Final = 30
+DEFAULT_ORPHAN_SECONDS: Final = 900
 
 
 @dataclass(frozen=True)
 class ControlSettings:
-    """How agents reach the control endpoint: its URL and the certificates (PEM) that they trust there."""
+    """How agents reach the control endpoint: its URL and the certificates (PEM) that they trust there.
+
+    ``orphan_seconds``: how long an agent without a trainer waits for an endpoint that it cannot reach before it ends.
+    """
 
     url: str
     ca_pem: str
-    orphan_seconds: int = 900
+    orphan_seconds: int = DEFAULT_ORPHAN_SECONDS
 
 
 def pod_name(job: str, index: int, attempt: int) -> str:

@@ -7,7 +7,7 @@ from collections.abc import Mapping
 from holdfast_contract import keys
 from holdfast_contract.reasons import Condition
 from holdfast_contract.sync import Action, Directive, SaveRequest
-from holdfast_operator.decide import conditions, failures, saves
+from holdfast_operator.decide import conditions, failures, saves, storage
 from holdfast_operator.decide.facts import PodFact
 from holdfast_operator.decide.members import View
 
@@ -18,11 +18,10 @@ def directives(view: View) -> Mapping[str, Directive] | None:
         return {}
     members = [(w.index, w.pod) for w in view.workers if w.pod is not None]
     if conditions.finished(view.status):
-        return {pod.uid: Directive(Action.EXIT, view.status.active_attempt) for _, pod in members}
-    if view.preparing:
-        return {pod.uid: Directive(Action.WAIT, view.status.attempt) for _, pod in members}
-    if not view.status.active_attempt:
-        return {pod.uid: _first(view, index) for index, pod in members}
+        over = Directive(Action.EXIT, view.status.active_attempt, why=_how_it_ended(view))
+        return {pod.uid: over for _, pod in members}
+    if view.preparing or not view.status.active_attempt:
+        return {pod.uid: _prepare(view, index) for index, pod in members}
     running = _run(view)
     if running is None:
         return None
@@ -32,9 +31,16 @@ def directives(view: View) -> Mapping[str, Directive] | None:
     return {pod.uid: running for _, pod in members} | waiting
 
 
-def _first(view: View, index: int) -> Directive:
-    """Before the first attempt worker 0 looks into the run's folder; the number is not yet known."""
-    return Directive(Action.INSPECT if index == 0 else Action.WAIT, view.status.attempt)
+def _how_it_ended(view: View) -> str:
+    if conditions.holds(view.status, Condition.SUCCEEDED):
+        return "the job has succeeded"
+    return f"the job has failed ({conditions.get_reason(view.status, Condition.FAILED)})"
+
+
+def _prepare(view: View, index: int) -> Directive:
+    """Between attempts everybody waits. Where only storage can tell what there is, worker 0 looks into it."""
+    looks = not view.preparing or storage.must_be_looked_into(view)
+    return Directive(Action.INSPECT if looks and index == 0 else Action.WAIT, view.status.attempt)
 
 
 def _run(view: View) -> Directive | None:

@@ -142,8 +142,15 @@ def fail_for_good(view: View) -> Turn | None:
 
 
 def _last_sentence(last_lines: str) -> str:
-    """The last lines of a trainer that fit a condition's message, the first of them whole; the last one in any case."""
+    """The last lines of a trainer that fit a condition's message, the first of them whole; the last one in any case.
+
+    Of a Python traceback only what comes after its last frame: the error itself.
+    """
     lines = last_lines.strip().splitlines()
+    frames = [i for i, line in enumerate(lines) if line.startswith('  File "')]
+    if frames:
+        error = (i for i in range(frames[-1] + 1, len(lines)) if not lines[i].startswith(" "))
+        lines = lines[next(error, frames[-1]) :]
     while len(lines) > 1 and len("\n".join(lines)) > MESSAGE_CHARACTERS:
         lines.pop(0)
     return "\n".join(lines)[-MESSAGE_CHARACTERS:]
