@@ -13,6 +13,7 @@ from holdfast_contract import keys
 from holdfast_contract.api import TrainingJob
 from holdfast_contract.manifest import Owner
 from holdfast_operator.board import Board
+from holdfast_operator.decide.children import avoided_nodes
 from holdfast_operator.decide.conditions import finished
 from holdfast_operator.decide.facts import (
     ContainerEnd,
@@ -67,7 +68,8 @@ async def gather(kube: Kube, board: Board, clock: Clock, raw: Manifest) -> Obser
     """Everything about this job, read now. Raises SpecError, and KubeError where the API server cannot answer."""
     job = parse_job(raw)
     listed = await kube.list_pods(job.namespace, f"{keys.LABEL_JOB_UID}={job.uid}")
-    pods = tuple(fact for raw_pod in listed if (fact := pod_fact(raw_pod, job.uid)) is not None)
+    wanted = avoided_nodes(job.spec.template.to_manifest().get("spec", {}))
+    pods = tuple(fact for raw_pod in listed if (fact := pod_fact(raw_pod, job.uid, wanted)) is not None)
     received = board.reports(job.namespace, job.name)
     moment = clock.monotonic()
     heard = {i.uid: Heard(r.report, max(0.0, moment - r.received_monotonic)) for i, r in received.items()}
@@ -112,7 +114,7 @@ async def _look_up(kube: Kube, owner: Owner) -> OtherOwner:
     return OtherOwner(owner.job_uid, alive=not over)
 
 
-def pod_fact(raw: Mapping[str, Any], job_uid: str) -> PodFact | None:
+def pod_fact(raw: Mapping[str, Any], job_uid: str, avoided_by_user: frozenset[str] = frozenset()) -> PodFact | None:
     """A pod of the job; None for one that only looks like it (not owned, or labels that are not ours)."""
     meta, spec, status = raw["metadata"], raw.get("spec", {}), raw.get("status", {})
     owned = any(o.get("uid") == job_uid and o.get("controller") for o in meta.get("ownerReferences", []))
@@ -140,6 +142,7 @@ def pod_fact(raw: Mapping[str, Any], job_uid: str) -> PodFact | None:
         disruption=disrupted[0] if disrupted else "",
         end=_container_end(trainer),
         waiting=_waiting(status, trainer),
+        avoids=avoided_nodes(spec) - avoided_by_user,
     )
 
 

@@ -147,11 +147,18 @@ class World:
         name = pod_name("job", action.index, action.attempt)
         if name in self.pods:
             return
-        free = [n for n in sorted(self.nodes) if n not in action.avoid_nodes]
-        node = free[action.index % len(free)]
         self.created.append(name)
         uid = f"{name}/{len(self.created)}"
-        self.pods[name] = PodFact(name, uid, action.index, action.attempt, "Pending", node=node)
+        avoids = frozenset(action.avoid_nodes)
+        self.pods[name] = PodFact(name, uid, action.index, action.attempt, "Pending", avoids=avoids)
+        self._schedule(name)
+
+    def _schedule(self, name: str) -> None:
+        """As the scheduler does it: no node that the pod avoids, none with a taint. Without a place it waits."""
+        pod = self.pods[name]
+        free = [n for n, node in sorted(self.nodes.items()) if n not in pod.avoids and not node.taints]
+        if free and not pod.node:
+            self.pods[name] = replace(pod, node=free[pod.index % len(free)])
 
     def _delete(self, action: DeletePod) -> None:
         pod = self.pods.get(action.name)
@@ -176,8 +183,10 @@ class World:
     def tick(self, seconds: float = 1.0) -> None:
         """Time passes: pods start, agents obey, trainers step."""
         self.now += timedelta(seconds=seconds)
-        for name, pod in list(self.pods.items()):
-            if pod.phase == "Pending" and not pod.terminating:
+        for name in list(self.pods):
+            self._schedule(name)
+            pod = self.pods[name]
+            if pod.phase == "Pending" and pod.node and not pod.terminating:
                 number = int(pod.uid.rsplit("/", 1)[1])
                 self.pods[name] = replace(pod, phase="Running", ip=f"10.0.0.{number}")
                 report = Report(PROTOCOL, 0, "", TrainerPhase.NONE)

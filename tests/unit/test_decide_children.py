@@ -82,6 +82,18 @@ def test_avoided_nodes_join_every_alternative_of_the_user() -> None:
     assert terms[0]["matchExpressions"] == term["matchExpressions"]
     assert other["matchFields"][0] in terms[1]["matchFields"]
     assert affinity["podAffinity"] == {}
+    assert children.avoided_nodes(pod["spec"]) == {"n1", "n2"}
+
+
+def test_nodes_that_the_user_avoids_are_not_taken_for_the_operators() -> None:
+    mine = {"matchFields": [{"key": "metadata.name", "operator": "NotIn", "values": ["n9"]}]}
+    wanted = {"requiredDuringSchedulingIgnoredDuringExecution": {"nodeSelectorTerms": [mine]}}
+    theirs = job({"affinity": {"nodeAffinity": wanted}})
+    template = children.avoided_nodes(theirs.spec.template.to_manifest()["spec"])
+    assert template == {"n9"}
+    made = children.pod(theirs, CreatePod(0, 1, ("n1",)), CONTROL)
+    assert children.avoided_nodes(made["spec"]) - template == {"n1"}
+    assert children.avoided_nodes({}) == children.avoided_nodes({"affinity": None}) == frozenset()
 
 
 def test_the_pod_asks_for_no_permission() -> None:

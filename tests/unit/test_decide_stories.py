@@ -11,7 +11,7 @@ from holdfast_contract.exits import ExitCode
 from holdfast_contract.manifest import CheckpointRef, Owner, Rejection
 from holdfast_contract.reasons import Cause, Condition, Reason, SaveOutcome
 from holdfast_contract.sync import Action, Inspection, Progress, TrainerExit, TrainerPhase
-from holdfast_operator.decide import conditions
+from holdfast_operator.decide import conditions, recovery
 from holdfast_operator.decide.facts import NodeCondition, OtherOwner, Taint
 from tests.support.decide_world import START, World, spec
 
@@ -254,6 +254,68 @@ def test_failure_message_cuts_no_line_at_its_front() -> None:
     assert failed.message.startswith("line ")
     assert failed.message.endswith("line 99 of a traceback")
     assert len(failed.message) <= 512
+
+
+@pytest.mark.parametrize("passes", [1, 2, 4, 6])
+def test_a_pod_that_went_as_noticed_while_nobody_looked_was_preempted(passes: int) -> None:
+    """The operator notes a notice, is away when the pod goes, and finds nothing of it but its own note."""
+    world = trained()
+    node = world.node_of(1)
+    world.taint(node)
+    for _ in range(passes):
+        world.reconcile()
+    assert world.status.preemption is not None
+    assert world.status.preemption.standing
+    member = world.pods.pop("job-1-0")
+    world.agents.pop(member.uid)
+    world.untaint(node)
+    world.settle(lambda: world.status.restarts_total == 1 and world.training())
+    assert world.status.restarts == {"Preemption": 1}
+    assert Reason.PREEMPTION_CANCELLED not in told(world)
+    assert not world.status.preemption.standing
+
+
+def test_a_pod_that_goes_elsewhere_than_noticed_is_lost() -> None:
+    world = trained()
+    world.taint(world.node_of(1))
+    world.reconcile()
+    world.lose_pod(0)
+    world.settle(lambda: world.status.restarts_total == 1 and world.training())
+    assert world.status.restarts == {"PodLost": 1}
+
+
+def test_a_pod_that_is_kept_off_the_only_place_gets_it_once_its_notice_is_gone() -> None:
+    """A fixed set of nodes, cordoned one after another: what was doomed when a pod was made is not doomed for ever."""
+    world = trained()
+    for node in world.nodes:
+        world.taint(node)
+    world.settle(lambda: world.status.transition is not None and world.status.transition.training)
+    world.run(4)
+    for name in ("job-0-0", "job-1-0"):
+        world.agents.pop(world.pods.pop(name).uid)
+    world.settle(lambda: world.status.transition is not None and not world.status.transition.training)
+    world.run(3)
+    waiting = [p for p in world.pods.values() if not p.node]
+    assert waiting, "there is no place"
+    assert all(p.avoids for p in waiting)
+    for node in world.nodes:
+        world.untaint(node)
+    began = world.status.transition.began_at if world.status.transition else world.now
+    world.settle(world.training, passes=200)
+    assert began is not None
+    assert (world.now - began).total_seconds() < recovery.PLACE_SECONDS + 30
+    assert len([e for e in told(world) if e is Reason.WORKERS_PENDING]) <= 4, "it is no loop"
+
+
+def test_a_pod_without_a_place_is_not_made_again_and_again() -> None:
+    """Nothing is to be had: neither notices nor anything else that the operator knows of is in the way."""
+    world = trained()
+    world.nodes = {}
+    world.lose_pod(1)
+    world.run(100)
+    attempt = world.status.attempt
+    world.run(300)
+    assert world.status.attempt == attempt <= 4
 
 
 TRACEBACK = """\

@@ -126,8 +126,11 @@ def begin_if_ready(view: View, status: TrainingJobStatus) -> Turn | None:
     return Turn(begun, (Event(reason, f"attempt {move.attempt} begins {origin}, {places}"),))
 
 
-def renumber(view: View, workers: Iterable[int]) -> Turn:
-    """The preparation goes on under a new number: these workers' pods have become useless before the attempt began."""
+def renumber(view: View, workers: Iterable[int], *, anywhere: bool = False) -> Turn:
+    """The preparation goes on under a new number: these workers' pods have become useless before the attempt began.
+
+    ``anywhere``: the new ones may go to any node that is not doomed now.
+    """
     status = view.status
     number = status.attempt + 1
     update: dict[str, object] = {"attempt": number}
@@ -135,7 +138,10 @@ def renumber(view: View, workers: Iterable[int]) -> Turn:
     if move is not None:
         usable = {w.index for w in view.workers if view.usable(w.incoming if move.training else w.pod)}
         again = set(workers) | (set(move.workers) if move.training else set(move.workers) - usable)
-        update["transition"] = move.model_copy(update={"attempt": number, "workers": tuple(sorted(again))})
+        nodes = () if anywhere else move.nodes
+        changes = {"attempt": number, "workers": tuple(sorted(again)), "nodes": nodes}
+        update["transition"] = move.model_copy(update=changes)
     named = ", ".join(str(w) for w in sorted(workers))
-    message = f"attempt {number} takes over the preparation: the pod of worker {named} cannot be used"
+    why = "finds no place away from nodes that were doomed" if anywhere else "cannot be used"
+    message = f"attempt {number} takes over the preparation: the pod of worker {named} {why}"
     return Turn(status.model_copy(update=update), (Event(Reason.WORKERS_PENDING, message),))

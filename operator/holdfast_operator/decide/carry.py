@@ -7,7 +7,7 @@ from typing import Final
 
 from holdfast_contract.api import TrainingJobStatus
 from holdfast_contract.reasons import Condition
-from holdfast_operator.decide import attempts, conditions, goodput, lifecycle, moves, notices
+from holdfast_operator.decide import attempts, conditions, goodput, lifecycle, moves, notices, recovery
 from holdfast_operator.decide.actions import Action, CreatePod, DeleteJob, DeletePod, Finalizer, Plan, Turn
 from holdfast_operator.decide.directives import directives
 from holdfast_operator.decide.members import View, node_in_doubt
@@ -72,8 +72,11 @@ def _timers(view: View) -> Iterator[float]:
     move = status.transition
     if move is not None and move.training:
         yield max(0.0, moves.switch_left_seconds(view, move))
-    elif move is not None and (pause := attempts.backoff_left_seconds(view, status)) > 0:
-        yield pause
+    elif move is not None:
+        if (pause := attempts.backoff_left_seconds(view, status)) > 0:
+            yield pause
+        if (patience := recovery.patience_left_seconds(view)) > 0:
+            yield patience
     if status.preemption is not None and status.preemption.standing and move is None and status.save is None:
         binding = [n for n in notices.find(view) if n.urgency is not notices.Urgency.ADVISORY]
         if binding:
@@ -129,10 +132,7 @@ def _wind_up(view: View) -> Iterator[Action]:
 def _create(view: View) -> Iterator[CreatePod]:
     """Missing pods. A training attempt is never mended in place: what it loses, the next attempt replaces."""
     status, move = view.status, view.status.transition
-    avoid = {n.node for n in notices.find(view) if n.avoid and n.urgency is not notices.Urgency.ADVISORY}
-    avoid |= {p.node for p in view.observed.pods if p.node and view.lost_node(p) is not None}
-    avoid |= set(move.nodes) if move is not None else set()
-    nodes = tuple(sorted(avoid))
+    nodes = tuple(sorted(notices.doomed_nodes(view) | set(move.nodes if move is not None else ())))
     taken = {(p.index, p.created_in_attempt) for p in view.observed.pods}
     for worker in view.workers:
         if move is not None and move.training:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any, Final
 
@@ -133,6 +134,15 @@ def _volumes() -> list[dict[str, Any]]:
         {"name": keys.RUNTIME_VOLUME, "emptyDir": {}},
         {"name": keys.TOKEN_VOLUME, "projected": {"sources": [token]}},
     ]
+
+
+def avoided_nodes(pod_spec: Mapping[str, Any]) -> frozenset[str]:
+    """The nodes that a pod's spec keeps it off by name: what ``_avoid`` wrote, and the user's own of that kind."""
+    affinity = (pod_spec.get("affinity") or {}).get("nodeAffinity") or {}
+    terms = (affinity.get("requiredDuringSchedulingIgnoredDuringExecution") or {}).get("nodeSelectorTerms") or []
+    fields = [field for term in terms for field in term.get("matchFields") or []]
+    named = [f for f in fields if (f.get("key"), f.get("operator")) == ("metadata.name", "NotIn")]
+    return frozenset(node for field in named for node in field.get("values") or [])
 
 
 def _avoid(spec: dict[str, Any], nodes: tuple[str, ...]) -> None:

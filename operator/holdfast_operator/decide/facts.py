@@ -57,6 +57,7 @@ class PodFact:
     disruption: str = ""  # reason of condition DisruptionTarget, if that is true
     end: ContainerEnd | None = None
     waiting: str = ""  # why its container does not start, if the kubelet says so
+    avoids: frozenset[str] = frozenset()  # nodes that the operator keeps it off, besides what the template asks for
 
     @property
     def finished(self) -> bool:

@@ -46,7 +46,8 @@ def answer_notices(view: View) -> Turn | None:
     standing = notices.find(view)
     record = view.status.preemption
     if not standing:
-        return _call_off(view) if record is not None and record.standing else None
+        gone = any(e.evidence.absent for e in causes.ends(view))  # with its worker, not withdrawn: recovery decides
+        return _call_off(view) if record is not None and record.standing and not gone else None
     if record is None or not record.standing:
         return _begin(view, standing[0])
     if _earlier(record, standing[0]):

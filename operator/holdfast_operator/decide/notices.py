@@ -110,6 +110,13 @@ def find(view: View) -> tuple[Notice, ...]:
     return tuple(sorted(found, key=lambda n: (n.deadline, n.node, n.source)))
 
 
+def doomed_nodes(view: View) -> frozenset[str]:
+    """The nodes of members and former members on which nothing new may land now: lost, or going away as a whole."""
+    going = {n.node for n in find(view) if n.avoid and n.urgency is not Urgency.ADVISORY}
+    lost = {p.node for p in view.observed.pods if p.node and view.lost_node(p) is not None}
+    return frozenset(going | lost)
+
+
 def _of_node(view: View, node: NodeFact, sign: Sign, added: datetime | None, here: tuple[int, ...]) -> Notice:
     return Notice(node.name, sign.source, sign.urgency, _deadline(view, node, sign, added), here)
 

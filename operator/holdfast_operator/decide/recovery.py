@@ -2,11 +2,16 @@
 
 from __future__ import annotations
 
+from typing import Final
+
 from holdfast_contract.reasons import Cause, Reason
 from holdfast_operator.decide import attempts, budget, causes, lifecycle, moves, notices
 from holdfast_operator.decide.actions import Event, Turn, Wait
 from holdfast_operator.decide.causes import End
 from holdfast_operator.decide.members import View
+
+PLACE_SECONDS: Final = 60.0
+"""How long a pod may wait for a place that meets the notices of the time at which it was made."""
 
 
 def recover(view: View) -> Turn | Wait | None:
@@ -57,10 +62,18 @@ def _end_attempt(view: View, found: tuple[End, ...]) -> Turn:
         why = f"workers {list(silent)} fell silent and the others were torn down with them"
         return _count(view, Cause.POD_LOST, None, found, why, more_workers=silent)
     doomed = {i for n in notices.find(view) for i in n.workers}
-    record = view.status.preemption
-    preempted = record is not None and record.standing and first.worker.index in doomed
+    preempted = first.worker.index in doomed or _went_as_noticed(view, first)
+    preempted = preempted and view.status.preemption is not None and view.status.preemption.standing
     cause = Cause.PREEMPTION if preempted else first.cause
     return _count(view, cause, first, found, first.sentence)
+
+
+def _went_as_noticed(view: View, end: End) -> bool:
+    """Whether a pod that is gone without a trace is the one whose end was announced: the status remembers the notice."""
+    record, move = view.status.preemption, view.status.transition
+    if not end.evidence.absent or record is None or record.notice is None:
+        return False
+    return (move is not None and end.worker.index in move.workers) or record.notice.node not in view.by_node
 
 
 def _silent(view: View, found: tuple[End, ...]) -> tuple[int, ...]:
@@ -119,7 +132,31 @@ def prepare(view: View) -> Turn | None:
     useless = [w.index for w in new if not view.usable(w.pod)]
     if useless:
         return attempts.renumber(view, useless)
+    barred = _barred(view)
+    if barred:
+        return attempts.renumber(view, barred, anywhere=True)
     return attempts.begin_if_ready(view, view.status)
+
+
+def patience_left_seconds(view: View) -> float:
+    """Seconds until a pod that finds no place may also go where this preparation did not want it; 0: now."""
+    move = view.status.transition
+    if move is None or move.training or move.began_at is None:
+        return 0.0
+    return max(0.0, PLACE_SECONDS - (view.now - move.began_at).total_seconds())
+
+
+def _barred(view: View) -> list[int]:
+    """Workers whose pods find no place for too long and are kept off nodes that are no longer known to be doomed.
+
+    A pod is made for the notices of its time, and its affinity never changes: a node that was cordoned then may be the
+    only one with room now. The scheduler itself heeds cordons and taints, and a notice that comes again moves it again.
+    """
+    if view.status.transition is None or patience_left_seconds(view) > 0:
+        return []
+    doomed = notices.doomed_nodes(view)
+    pods = [(w.index, w.pod) for w in view.workers if w.pod is not None]
+    return [index for index, pod in pods if not pod.node and pod.avoids - doomed]
 
 
 def _failed_before_start(view: View, end: End) -> Turn:
