@@ -15,6 +15,8 @@ from localkube.kubeconfig import read_endpoint
 if TYPE_CHECKING:
     from kubernetes.client import ApiClient
 
+DISCOVERY_CACHE_VARIABLE = "KUBECACHEDIR"
+"""Names the folder of `discovery_cache` to kubectl and Helm."""
 KUBECTL_SECONDS = 60.0
 _DEFAULT_PORTS = {"https": 443, "http": 80}
 
@@ -49,6 +51,11 @@ class ClusterAccess:
         """The CA that signed the API server's certificate; empty if the kubeconfig names none."""
         return read_endpoint(self.kubeconfig).ca_pem
 
+    @property
+    def discovery_cache(self) -> Path | None:
+        """Where kubectl and Helm keep what they learn about the server; None: where they do by default, in the home."""
+        return None
+
     def api_client(self) -> ApiClient:
         """The official library's client as the administrator."""
         from kubernetes import client, config
@@ -78,7 +85,12 @@ class ClusterAccess:
 
     def kubectl_command(self) -> list[str]:
         """The beginning of a kubectl command line as the administrator, for what runs longer than a call."""
-        return [str(self._kubectl_path()), f"--kubeconfig={self.kubeconfig}"]
+        cache = self.discovery_cache
+        return [
+            str(self._kubectl_path()),
+            f"--kubeconfig={self.kubeconfig}",
+            *([f"--cache-dir={cache}"] if cache else []),
+        ]
 
     def _kubectl_path(self) -> Path:
         found = shutil.which("kubectl")

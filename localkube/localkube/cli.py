@@ -93,10 +93,9 @@ def _kubeconfig(options: argparse.Namespace) -> int:
 
 
 def _kubectl(options: argparse.Namespace) -> int:
-    kubeconfig = Cluster.attach(options.name).kubeconfig
+    program, *given = Cluster.attach(options.name).kubectl_command()
     arguments = options.arguments[1:] if options.arguments[:1] == ["--"] else options.arguments
-    program = str(control_plane().kubectl)
-    os.execv(program, ["kubectl", f"--kubeconfig={kubeconfig}", *arguments])  # noqa: S606 - a shell would split arguments
+    os.execv(program, ["kubectl", *given, *arguments])  # noqa: S606 - a shell would split arguments
 
 
 def _build(options: argparse.Namespace) -> int:

@@ -94,6 +94,11 @@ class Cluster(ClusterAccess):
         return self._layout
 
     @property
+    def discovery_cache(self) -> Path:
+        """In the cluster's own folder: its port is random, so nobody would ever read or remove it elsewhere."""
+        return self.layout.state / "discovery-cache"
+
+    @property
     def control(self) -> Control:
         """The supervisor of the cluster's processes."""
         return Control(self._entry)

@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
+import os
 import subprocess
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-from localkube.access import ClusterAccess
+from localkube.access import DISCOVERY_CACHE_VARIABLE, ClusterAccess
 from localkube.binaries import helm
 from localkube.errors import HelmError
 from localkube.progress import Progress, silent
@@ -41,10 +42,12 @@ def install(cluster: ClusterAccess, release: Release, *, deadline_seconds: float
         "--namespace", release.namespace, "--create-namespace", "--wait", "--timeout", f"{deadline_seconds:g}s",
         *release.options,
     ]  # fmt: skip
+    cache = {DISCOVERY_CACHE_VARIABLE: str(cluster.discovery_cache)} if cluster.discovery_cache else {}
+    limit_seconds = deadline_seconds + _MARGIN_SECONDS
     progress(f"helm install {release.name} {release.chart.name}")
     try:
         done = subprocess.run(
-            command, capture_output=True, text=True, timeout=deadline_seconds + _MARGIN_SECONDS, check=False
+            command, env={**os.environ, **cache}, capture_output=True, text=True, timeout=limit_seconds, check=False
         )
     except subprocess.TimeoutExpired as late:
         said = f"it did not end within {late.timeout:g} s"

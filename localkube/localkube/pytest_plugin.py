@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING
 
 import pytest
 
-from localkube.access import ClusterAccess
+from localkube.access import DISCOVERY_CACHE_VARIABLE, ClusterAccess
 from localkube.progress import to_stderr
 
 if TYPE_CHECKING:
@@ -39,7 +39,8 @@ def cluster() -> Iterator[ClusterAccess]:
         return
     from localkube.cluster import Cluster
 
-    with Cluster(progress=to_stderr()) as own:
+    with Cluster(progress=to_stderr()) as own, pytest.MonkeyPatch.context() as environment:
+        environment.setenv(DISCOVERY_CACHE_VARIABLE, str(own.discovery_cache))  # for what tests start by themselves
         yield own
 
 

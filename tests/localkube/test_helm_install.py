@@ -11,6 +11,7 @@ from localkube.cluster import Cluster
 from localkube.errors import HelmError
 from localkube.helm_install import Release, install
 from localkube.nodes import NodeOptions
+from localkube.paths import cache_root
 
 READY_SECONDS = 30.0
 SHORT_SECONDS = 4.0
@@ -47,13 +48,16 @@ def chart(folder: Path, script: str, image: str = "localkube/host") -> Path:
     return folder
 
 
-def test_an_installed_chart_is_ready(own: Cluster, tmp_path: Path) -> None:
+def test_an_installed_chart_is_ready(own: Cluster, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("XDG_CACHE_HOME", str(cache_root().parent))  # where Helm was built
+    monkeypatch.setenv("HOME", str(tmp_path / "home"))
     said: list[str] = []
     release = Release("good", chart(tmp_path / "tiny", "sleep 1000"), "good", options=["--set-json=a=1"])
     install(own, release, deadline_seconds=READY_SECONDS, progress=said.append)
     status = json.loads(own.kubectl("get", "deployment", "good", "-n", "good", "-o", "json").stdout)["status"]
     assert status["readyReplicas"] == 1
     assert said == ["helm install good tiny"]
+    assert not (tmp_path / "home" / ".kube").exists(), "what was learnt about a cluster of minutes"
 
 
 def test_a_release_that_does_not_become_ready_says_why(own: Cluster, tmp_path: Path) -> None:

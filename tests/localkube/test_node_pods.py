@@ -14,7 +14,6 @@ from typing import Any, TypeVar
 import psutil
 import pytest
 
-from localkube.binaries import control_plane
 from localkube.cluster import Cluster as RealCluster
 from localkube.node.access import GRANTS
 
@@ -38,11 +37,10 @@ class Cluster:
 
     def __init__(self, folder: Path, real: RealCluster) -> None:
         self.folder, self.real = folder, real
-        self.kubectl = control_plane().kubectl
         self.started: list[subprocess.Popen[bytes]] = []
 
     def run(self, *words: str, stdin: str | None = None, check: bool = True) -> str:
-        command = [str(self.kubectl), "--kubeconfig", str(self.real.kubeconfig), *words]
+        command = [*self.real.kubectl_command(), *words]
         done = subprocess.run(command, input=stdin, capture_output=True, text=True, timeout=30, check=False)
         assert not check or done.returncode == 0, done.stderr
         return done.stdout

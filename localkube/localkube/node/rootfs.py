@@ -82,7 +82,12 @@ class Mounter:
         os.mkdir(f"{self.root}/dev/shm")
 
     def _bind_children(self, source: str, target: str, *, skip: Container[str] = ()) -> None:
-        for entry in os.scandir(source):
+        try:
+            entries = list(os.scandir(source))
+        except PermissionError as problem:
+            what = f"{target.removeprefix(self.root)} is closed to this user, so nothing can be mounted in it"
+            raise PermissionError(problem.errno, what) from problem
+        for entry in entries:
             if entry.name in skip:
                 continue
             place = f"{target}/{entry.name}"

@@ -48,7 +48,8 @@ def enter_namespaces(spec: dict[str, Any]) -> None:
     uid, gid = os.getuid(), os.getgid()
     if spec["user_namespace"]:
         flags |= CLONE_NEWUSER
-    check(libc.unshare(flags), "unshare")
+    limits = " of an unprivileged user (user.max_user_namespaces, kernel.unprivileged_userns_clone, AppArmor)"
+    check(libc.unshare(flags), "new namespaces" + (limits if spec["user_namespace"] else ""))
     if spec["user_namespace"]:
         # The same user inside and outside: files that the pod writes belong to whoever runs the node.
         write_proc("setgroups", "deny")
