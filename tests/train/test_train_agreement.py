@@ -65,6 +65,10 @@ def test_a_request_that_cannot_be_met_is_too_late_and_may_still_stop(tmp_path: P
         first.save("in-time", 20.0)
         saved = second.outcome("in-time")
         assert saved.outcome is SaveOutcome.COMMITTED
+        assert saved.checkpoint is not None
+        held = saved.checkpoint.step
+        # While no further step is complete the checkpoint that is there would be the answer.
+        first.wait_for(lambda u: u.progress is not None and u.progress.last_completed_step > held)
         first.save("late", 0.001)
         assert second.outcome("late").outcome is SaveOutcome.TOO_LATE
         assert "s are left" in first.outcome("late").reason

@@ -9,6 +9,7 @@ from types import TracebackType
 from typing import TYPE_CHECKING, Any, Final, Self
 
 from holdfast import data as positions
+from holdfast import metadata as notes
 from holdfast import nnx, world
 from holdfast.health import with_verdict
 from holdfast.orderly import OrderlyEnd
@@ -73,6 +74,7 @@ class Checkpointer:
         self.model, self.optimizer, self.data = model, optimizer, data
         self._keep_after = timeout_seconds + _AT_EXIT_MARGIN_SECONDS
         self._last: SaveHandle | None = None
+        self._metadata: dict[str, Any] = {}
         where = look_around(Arguments(path, None, None, keep, None), os.environ)
         coordination = world.join(where.world)
         self._process_count = coordination.process_count
@@ -87,6 +89,11 @@ class Checkpointer:
     def newest(self) -> CheckpointRef | None:
         """The newest checkpoint that was restored or committed."""
         return self._store.newest
+
+    @property
+    def metadata(self) -> dict[str, Any]:
+        """What the program noted in the checkpoint that was restored; empty if nothing, or if there was none."""
+        return dict(self._metadata)
 
     @property
     def last(self) -> SaveHandle | None:
@@ -106,6 +113,7 @@ class Checkpointer:
         if restored is None:
             return 0
         reinstate(self.data, restored, self._process_count)
+        self._metadata = notes.read(restored.folder, restored.manifest)
         state = initial.fill(restored.state, restored.changed.new)
         self.model, self.optimizer = state[_MODEL], state.get(_OPTIMIZER)
         return restored.ref.step
@@ -117,6 +125,7 @@ class Checkpointer:
         *,
         model: PyTree = None,
         optimizer: PyTree = None,
+        metadata: Mapping[str, Any] | None = None,
         keep: bool = False,
     ) -> SaveHandle:
         """Save in the background; returns when the state is copied. Waits first for the save before this one.
@@ -129,15 +138,17 @@ class Checkpointer:
             metrics: numbers, also as arrays, for choosing the best.
             model: the present one, unless it is made of NNX objects.
             optimizer: as ``model``.
+            metadata: what else to note in the checkpoint: a dictionary that JSON keeps. Process 0's counts.
             keep: never delete this checkpoint.
         """
         from holdfast.store import Request
 
         self._take(model, optimizer)
+        noted = notes.to_bytes(metadata)
         before = self._last
         with self._end.undisturbed():
             told = with_verdict(metrics or {}, self._healthy)
-            request = Request(positions.capture(self.data), told, pinned=keep)
+            request = Request(positions.capture(self.data), told, pinned=keep, metadata=noted)
             handle = self._last = self._store.save(step, nnx.arrays_of(self._state()), request)
         if before is not None and not before.seen and (error := before.exception()) is not None:
             raise error

@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from holdfast import errors
+from holdfast import errors, metadata
 from holdfast.catalog import Place, choose, is_step, one_place, step_at
 from holdfast.store.candidates import NEWEST, Choice, Metric
 from holdfast.store.changes import Allowed, compare
@@ -38,6 +38,11 @@ class Loaded:
     rejected: tuple[Rejection, ...] = ()
     new: tuple[str, ...] = ()
     dropped: tuple[str, ...] = ()
+
+    @property
+    def metadata(self) -> dict[str, Any]:
+        """What the program noted when it saved; empty if nothing. Raises OSError."""
+        return metadata.read(self.folder, self.manifest)
 
 
 def load(  # noqa: PLR0913  one call with a name for every choice, all but the path optional

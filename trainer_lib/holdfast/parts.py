@@ -5,7 +5,7 @@ from __future__ import annotations
 import logging
 import os
 from collections.abc import Callable
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, Final
 
 from holdfast.agent_client import AgentClient
@@ -144,7 +144,7 @@ def open_store(
     where: Surroundings, coordination: Coordination, settings: StoreSettings | None = None
 ) -> tuple[Store, int]:
     """The store of this run, which nobody has claimed yet, and the attempt that it is for."""
-    from holdfast.store import Store, StoreSettings
+    from holdfast.store import Store
     from holdfast.store.retention import from_spec
 
     if where.create_path:
@@ -155,10 +155,17 @@ def open_store(
         attempt=attempt,
         owner=where.owner(attempt),
         coordination=coordination,
-        settings=settings or StoreSettings(poison_after=where.poison_after),
+        settings=settings or _settings(where),
         retention=from_spec(where.keep.to_spec()),
     )
     return store, attempt
+
+
+def _settings(where: Surroundings) -> StoreSettings:
+    from holdfast.store import StoreSettings
+
+    settings = StoreSettings(poison_after=where.poison_after)
+    return settings if where.save_seconds is None else replace(settings, save_seconds=where.save_seconds)
 
 
 def _next_attempt(where: Surroundings, coordination: Coordination) -> int:

@@ -25,8 +25,8 @@ if TYPE_CHECKING:
 RECENT_SAVES: Final = 100
 """Window of the 99th percentile: with fewer it is the slowest."""
 
-LONGEST_SAVE_SECONDS: Final = 1200.0
-"""More than the store lets a save take; only a defect gets here."""
+MARGIN_SECONDS: Final = 200.0
+"""So much longer than the store lets a save take; only a defect gets here."""
 
 log = logging.getLogger("holdfast")
 
@@ -76,8 +76,9 @@ class Saves:
     def wait(self) -> None:
         """Return when no save is in flight, whatever became of it; the store ends each within its own limit."""
         handle = self._handle
-        if handle is not None and not handle.wait(LONGEST_SAVE_SECONDS):
-            raise PeerLost(f"the save of step {handle.step}", limit_seconds=LONGEST_SAVE_SECONDS)
+        limit = self._store.save_seconds + MARGIN_SECONDS
+        if handle is not None and not handle.wait(limit):
+            raise PeerLost(f"the save of step {handle.step}", limit_seconds=limit)
 
     def follow(self, step: int, ask: Ask) -> None:
         """Let the save of ``step``, in flight or just committed, answer ``ask``."""

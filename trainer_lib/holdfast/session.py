@@ -7,9 +7,10 @@ import os
 from collections.abc import Iterator, Mapping, Sequence
 from concurrent.futures import Future
 from types import TracebackType
-from typing import TYPE_CHECKING, Any, Final, Self, TypeVar, overload
+from typing import TYPE_CHECKING, Any, Final, Literal, Self, TypeVar, overload
 
 from holdfast import data as positions
+from holdfast import metadata as notes
 from holdfast.ending import end_by, end_together, follow
 from holdfast.health import Predicate, with_verdict
 from holdfast.keeping import KeepRule, require_positive
@@ -17,12 +18,14 @@ from holdfast.logs import show_in_a_pod
 from holdfast.parts import Journal, Parts, assemble
 from holdfast.policies import SavePolicy
 from holdfast.progress import results_of
+from holdfast.saves import raise_failure
 from holdfast.surroundings import Arguments, World, look_around
 from holdfast_contract.exits import ExitCode
 from holdfast_contract.manifest import CheckpointRef
 from holdfast_contract.reasons import Bucket
 
 if TYPE_CHECKING:
+    from holdfast.store import SaveHandle
     from holdfast.store.candidates import Metric
 
 DataT = TypeVar("DataT")
@@ -44,6 +47,7 @@ class Session:
         self._journal = Journal()
         self._opened: Parts | None = None
         self._until: int | None = None
+        self._metadata: dict[str, Any] = {}
 
     @property
     def attempt(self) -> int:
@@ -59,6 +63,11 @@ class Session:
     def newest(self) -> CheckpointRef | None:
         """The newest checkpoint that was restored or committed."""
         return self._journal.status.newest
+
+    @property
+    def metadata(self) -> dict[str, Any]:
+        """What the program noted in the checkpoint that was restored; empty if nothing, or if there was none."""
+        return dict(self._metadata)
 
     @property
     def save_error(self) -> str:
@@ -134,6 +143,7 @@ class Session:
         else:
             ref = restored.ref
             reinstate(data, restored, parts.coordination.process_count)
+            self._metadata = notes.read(restored.folder, restored.manifest)
             journal.status.restored(ref, restored.rejected)
             state, reached = initial.fill(restored.state, restored.changed.new), ref.step
             log.info("attempt %d continues after attempt %d, step %d", parts.attempt, ref.attempt, reached)
@@ -166,24 +176,32 @@ class Session:
                 return
             yield step
 
-    def commit(
+    def commit(  # noqa: PLR0913  one call with a name for every choice
         self,
         step: int,
         state: Any,
         *,
         data: Any = None,
         metrics: Mapping[str, Any] | None = None,
+        metadata: Mapping[str, Any] | None = None,
         save: bool = False,
         keep: bool = False,
-    ) -> None:
+    ) -> SaveHandle | None:
         """Say that ``step`` has led to ``state``; it is saved if that is due, in the background.
+
+        Returns the handle of the save that this call began, with its result, error and timings; None if none was due.
 
         Args:
             step: the number that ``steps`` gave.
             data: this process's iterator, as given to ``restore``.
             metrics: numbers, also as arrays; reported, and kept in the checkpoint for choosing the best.
+            metadata: what else to note in the checkpoint if it is saved: a dictionary that JSON keeps, the configuration
+                of the run, say. Process 0's counts. See ``metadata`` for reading it.
             save: save now, whatever the policy says; every rank must say the same. Before an evaluation, say.
             keep: save now, and never delete this checkpoint.
+
+        Raises:
+            SaveError: with ``on_save_error="raise"``: the save before the one that this call began has failed.
         """
         from holdfast import nnx
         from holdfast.store import Request
@@ -194,6 +212,7 @@ class Session:
             raise ValueError(f"step: found {step}, allowed: {entered}, the step that the loop is in")
         metrics = dict(metrics or {})
         self._journal.steps.add(step, results_of(state, metrics), metrics)
+        noted = notes.to_bytes(metadata)
         asks = parts.agreement.gate.take(step)
         moment = parts.saves.moment(step)
         wanted = save or keep or step == self._until or parts.schedule.due(moment)
@@ -203,11 +222,16 @@ class Session:
         elif wanted or asks:
             positions.require_iterator(data)
             told = with_verdict(metrics, parts.where.healthy)
-            request = Request(positions.capture(data), told, pinned=keep)
-            parts.saves.begin(step, nnx.arrays_of(state), request, asks)
+            request = Request(positions.capture(data), told, pinned=keep, metadata=noted)
+            before = parts.saves.last
+            handle = parts.saves.begin(step, nnx.arrays_of(state), request, asks)
             parts.schedule.began()
+            if self._arguments.on_save_error == "raise":
+                raise_failure(before)  # known to all ranks alike, since this save waited for it
+            return handle
         elif parts.saves.in_flight is None and (own := parts.schedule.ask(moment)) is not None:
             parts.agreement.ask(own)
+        return None
 
     def request_save(self, within_seconds: float = REQUEST_SECONDS) -> Future[CheckpointRef]:
         """Ask all ranks for a save, from one rank or many, at any moment, from any thread; returns at once.
@@ -272,7 +296,7 @@ class Session:
         self._opened.start()
 
 
-def session(
+def session(  # noqa: PLR0913  one call with a name for every choice, none of them needed in a pod
     path: str | os.PathLike[str] | None = None,
     *,
     run: str | None = None,
@@ -280,6 +304,8 @@ def session(
     keep: KeepRule | None = None,
     world: World | None = None,
     healthy: Predicate | None = None,
+    timeout_seconds: float = 1000.0,
+    on_save_error: Literal["continue", "raise"] = "continue",
 ) -> Session:
     """A training session, to be used in a ``with`` block.
 
@@ -294,5 +320,12 @@ def session(
             ``jax.distributed.initialize`` itself.
         healthy: what says of the metrics of a step whether its state is worth anything, ``holdfast.finite("loss")``
             say. The answer is kept in the checkpoint; one that is not healthy is never among the best.
+        timeout_seconds: how long a save may take before it counts as failed, on all processes alike.
+        on_save_error: what follows when a save fails. "continue": it is logged, told to the agent, in ``save_error``
+            and in the handle, and training goes on; only the last save raises. "raise": the next save raises it, after
+            it has begun its own.
     """
-    return Session(Arguments(path, run, every, keep, world, healthy))
+    if on_save_error not in {"continue", "raise"}:
+        raise ValueError(f"on_save_error: found {on_save_error!r}, allowed: 'continue' | 'raise'")
+    require_positive("timeout_seconds", timeout_seconds)
+    return Session(Arguments(path, run, every, keep, world, healthy, timeout_seconds, on_save_error))

@@ -77,6 +77,7 @@ class Surroundings:
     agent_socket: Path | None = None
     compile_cache: Path | None = None
     poison_after: int = 0  # see StoreSettings
+    save_seconds: float | None = None  # see StoreSettings; None: its default
     healthy: Predicate | None = None
     history: FailureHistory = UNOBSERVED  # of the attempts before this one, as far as an operator has told
 
@@ -96,6 +97,8 @@ class Arguments:
     keep: KeepRule | None = None
     world: World | None = None
     healthy: Predicate | None = None
+    timeout_seconds: float | None = None
+    on_save_error: str = "continue"
 
 
 def look_around(arguments: Arguments, environment: Mapping[str, str]) -> Surroundings:
@@ -128,6 +131,7 @@ def look_around(arguments: Arguments, environment: Mapping[str, str]) -> Surroun
         compile_cache=Path(cache) if cache else None,
         history=_history(environment.get(keys.ENV_FAILURES)),
         poison_after=POISON_AFTER if socket and poison is None else poison or 0,
+        save_seconds=arguments.timeout_seconds,
     )
 
 

@@ -90,6 +90,7 @@ SYNC_PATH: Final = "/v1/sync"
 # Checkpoint storage: `<path>/<run>/<attempt>/<step>/`. Written by the library, read by library and command line.
 OWNER_FILE: Final = "OWNER.json"
 MANIFEST_FILE: Final = "HOLDFAST.json"
+METADATA_FILE: Final = "METADATA.json"  # what the program noted beside its state, if anything
 STATE_FOLDER: Final = "state"  # in a step's folder: a plain Orbax checkpoint of the training state
 PARTIAL_FILE: Final = "PARTIAL.json"  # written first into a step's folder, removed after its manifest; marks it as ours
 RESTORED_FILE: Final = "RESTORED.json"  # in an attempt's folder: what it went on from, until it has a checkpoint itself

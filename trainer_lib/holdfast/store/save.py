@@ -31,7 +31,7 @@ from holdfast.store.snapshot import Snapshot
 from holdfast.store.structure import STRUCTURE_FILE, Structure
 from holdfast.store.votes import Ballot, Problem, ProblemKind
 from holdfast_contract import codec
-from holdfast_contract.keys import MANIFEST_FILE, PARTIAL_FILE, STATE_FOLDER
+from holdfast_contract.keys import MANIFEST_FILE, METADATA_FILE, PARTIAL_FILE, STATE_FOLDER
 from holdfast_contract.manifest import CheckpointRef, FileEntry, digest_of, to_bytes
 
 DATA_FOLDER: Final = "data"
@@ -65,6 +65,7 @@ class SaveWork:
     pinned: bool
     parent: str
     elapsed_seconds: float = 0.0
+    metadata: bytes | None = None
 
 
 @dataclass(frozen=True)
@@ -236,6 +237,8 @@ class SaveJob:
         with self._timed("merge_seconds"):
             orbax_io.merge_parts(self.folder / STATE_FOLDER)
         fs.write_file(self.folder / STRUCTURE_FILE, self.work.structure.to_bytes())
+        if self.work.metadata is not None:
+            fs.write_file(self.folder / METADATA_FILE, self.work.metadata)
         known = {entry.path for entry in parts}
         rest = self._make_durable([p for p in self._files() if p not in known and p != PARTIAL_FILE])
         for folder in fs.walk_folders(self.folder):

@@ -5,7 +5,7 @@ from __future__ import annotations
 import threading
 import time
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Final
 
@@ -32,11 +32,12 @@ _REMEMBERED: Final = 16
 
 @dataclass(frozen=True)
 class Request:
-    """What to save beside the state. ``metrics`` values are anything that ``float()`` takes."""
+    """What to save beside the state. ``metrics`` values are anything that ``float()`` takes, ``metadata`` is JSON."""
 
     data: bytes | None = None
     metrics: Mapping[str, object] | None = None
     pinned: bool = False
+    metadata: bytes | None = None
 
 
 class Store:
@@ -78,6 +79,11 @@ class Store:
     def newest(self) -> CheckpointRef | None:
         """The newest checkpoint that this attempt restored or committed."""
         return self._newest
+
+    @property
+    def save_seconds(self) -> float:
+        """How long a save may take."""
+        return self._settings.save_seconds
 
     @property
     def _limit_seconds(self) -> float:
@@ -122,6 +128,7 @@ class Store:
         parent = self._newest.digest if self._newest else ""
         elapsed = self._trained_before + entered - self._counting_from
         work = SaveWork(step, copy, shape, request.data, dict(request.metrics or {}), request.pinned, parent, elapsed)
+        work = replace(work, metadata=request.metadata)
         deadline = entered + self._settings.save_seconds
         self._saves += 1
         context = SaveContext(self._claim, self._coordination, self._settings, self._saves, deadline)
