@@ -244,7 +244,8 @@ def _meet(pieces: list[Piece]) -> bool:
 
 def _direct(extent: Extent, copy: _Copy, shape: tuple[int, ...], dtype: np.dtype[Any]) -> Piece | None:
     host, there, here = copy
-    target = host[(*there, ...)]  # the dots keep a view: of an array without axes the rest alone takes a copy
+    place: Any = (*there, ...)  # the dots keep a view: of an array without axes the rest alone takes a copy
+    target = host[place]
     if not target.flags.c_contiguous or not _is_run(here, shape):
         return None
     start = sum(part.start * math.prod(shape[axis + 1 :]) for axis, part in enumerate(here))
