@@ -23,6 +23,17 @@ from holdfast_contract.runfolder import OwnerRecordError, RunFolder, read_regula
 _PROBE_PREFIX: Final = ".probe-"
 
 
+class WrongWorld(errors.PeerLost):
+    """The coordinator that this process has joined serves another job, run or attempt: two share its address."""
+
+    def __init__(self, *, expected: str, found: str) -> None:
+        errors.HoldfastError.__init__(
+            self, f"this process is part of {expected}, but the coordinator that it has joined serves {found}"
+        )
+        self.expected, self.found = expected, found
+        self.waiting_for, self.limit_seconds, self.missing = expected, 0.0, ()
+
+
 @dataclass(frozen=True)
 class Claim:
     """Who claims which attempt of which run."""
@@ -30,6 +41,11 @@ class Claim:
     folder: RunFolder
     attempt: int
     owner: Owner
+
+    @property
+    def title(self) -> str:
+        """What all ranks of a world have in common, in words."""
+        return f"attempt {self.attempt} of run {self.folder.run!r} (job UID {self.owner.job_uid or 'none'})"
 
     def require_current(self) -> None:
         """Raises Superseded if a newer attempt or another owner has appeared; OwnerRecordError or OSError."""
@@ -54,14 +70,22 @@ def claim_run(claim: Claim, coordination: Coordination, *, take_over: bool, sett
     Raises:
         StorageUnusable: the path is missing, not writable, or not the same storage on every rank.
         ForeignRun: another job owns the run and ``take_over`` is False.
-        Superseded: this attempt, or a later one, has begun already.
-        PeerLost: a rank did not answer within ``settings.claim_seconds``.
+        Superseded: this attempt, or a later one, has begun already, or another process takes part as this rank.
+        PeerLost: a rank did not answer within ``settings.claim_seconds``; WrongWorld: process 0 is another job's.
     """
     deadline = time.monotonic() + settings.claim_seconds
     opening = Ballot(coordination, "store/claim/open")
     if coordination.process_index == 0:
-        _cast(opening, claim, lambda: _open(claim, take_over=take_over))
-    token = _payload_of_rank_0(opening, claim, deadline=deadline)
+        _cast(opening, claim, lambda: f"{_open(claim, take_over=take_over)} {claim.title}")
+    token, _, title = _payload_of_rank_0(opening, claim, deadline=deadline).partition(" ")
+    if title != claim.title:
+        raise WrongWorld(expected=claim.title, found=title)  # and no vote: these are not our peers
+    if not coordination.create(f"store/claim/rank/{coordination.process_index}", ""):
+        raise errors.Superseded(
+            claim.folder.root,
+            attempt=claim.attempt,
+            found=f"another process takes part as process {coordination.process_index}",
+        )
     proving = Ballot(coordination, "store/claim/prove")
     _cast(proving, claim, lambda: _prove(claim, coordination.process_index, token, settings.visible_seconds))
     votes = proving.gather("every process to prove that it can write to storage", deadline=deadline)
@@ -140,33 +164,40 @@ def _take_ownership(claim: Claim, *, take_over: bool) -> None:
 def _prove(claim: Claim, rank: int, token: str, visible_seconds: float) -> str:
     """Write, sync, rename and read back a file of this rank, and read the one that rank 0 wrote."""
 
-    def visible() -> bytes:
+    def visible() -> None:
         data = read_regular_file(_probe(claim, 0), 1024)
-        if data is None:
-            raise TimeoutError
-        return data
+        if data is None or data.decode(errors="replace") != token:
+            raise TimeoutError("no such file" if data is None else "another content")
 
     try:
-        seen = _until_visible(visible, visible_seconds)
-    except TimeoutError:
-        seen = b""
-    if seen.decode(errors="replace") != token:
+        _until_visible(visible, visible_seconds)
+    except TimeoutError as missing:
         raise errors.StorageUnusable(
-            f"process {rank} does not see what process 0 wrote there; the path must be the same shared volume everywhere",
-            path=claim.folder.attempt_folder(claim.attempt),
-        )
+            f"process {rank} does not see what process 0 wrote there (within {visible_seconds:g} s: {missing}, "
+            f"{_surroundings(claim)}); the path must be the same shared volume everywhere",
+            path=_probe(claim, 0),
+        ) from None
     if rank != 0:
         _write_probe(claim, rank, token)
     return ""
 
 
-def _until_visible(read: Callable[[], bytes], seconds: float) -> bytes:
+def _surroundings(claim: Claim) -> str:
+    """What this process sees of the run's folder, for whoever must find out why it does not see more."""
+    if not claim.folder.root.is_dir():
+        return "the run's folder is not there"
+    return f"attempt folders there: {list(claim.folder.attempts())[-4:]}"
+
+
+def _until_visible(look: Callable[[], None], seconds: float) -> None:
+    """Look until it does not raise TimeoutError; what it raises last, once the time is over and it looked since."""
     deadline = time.monotonic() + seconds
     while True:
+        late = time.monotonic() > deadline
         try:
-            return read()
+            return look()
         except TimeoutError:
-            if time.monotonic() > deadline:
+            if late:
                 raise
         time.sleep(0.02)
 
