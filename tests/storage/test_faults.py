@@ -253,7 +253,7 @@ def test_another_structure_is_an_error_with_path_and_remedy(
 
 def test_the_way_of_accelerators_through_pinned_host_memory(root: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Arrays that are not on CPU are copied to pinned host memory, which the CPU backend has as well."""
-    monkeypatch.setattr(snapshot, "_on_cpu", lambda _: False)
+    monkeypatch.setattr(snapshot, "on_cpu", lambda _: False)
     step_function = jax.jit(lambda w: w * 2 + 1, donate_argnums=0)
     weights = jax.device_put(jnp.arange(1 << 18, dtype=jnp.float32))
     expected = np.array(weights)

@@ -79,10 +79,19 @@ def _named(operations: list[str], point: int) -> tuple[str, int]:
     return text, sum(1 for label in operations[:point] if text in label)
 
 
-@pytest.mark.parametrize("kind", ["ours", "python", "native"])
-def test_kill_during_a_save(killer: Killer, saved: Path, tmp_path: Path, kind: str) -> None:
+@pytest.mark.parametrize(
+    ("kind", "scenario"),
+    [
+        ("ours", "save_once"),
+        ("native", "save_once"),
+        ("ours", "save_once_orbax"),
+        ("python", "save_once_orbax"),
+        ("native", "save_once_orbax"),
+    ],
+)
+def test_kill_during_a_save(killer: Killer, saved: Path, tmp_path: Path, kind: str, scenario: str) -> None:
     root = _copy(saved, tmp_path / "dry")
-    killed, operations = killer.run("save_once", root, kind=kind)
+    killed, operations = killer.run(scenario, root, kind=kind)
     assert not killed
     present = sum(1 for _ in saved.rglob("*")) if kind == "native" else 0
     points = _points(operations)
@@ -93,7 +102,7 @@ def test_kill_during_a_save(killer: Killer, saved: Path, tmp_path: Path, kind: s
             continue
         root = _copy(saved, tmp_path / f"{kind}-{point}")
         only, number = _named(operations, point) if kind == "ours" else ("", point)
-        killed, _ = killer.run("save_once", root, kind=kind, only=only, number=number)
+        killed, _ = killer.run(scenario, root, kind=kind, only=only, number=number)
         assert killed or kind == "native", operations[point]  # what the watcher meets differs a little each time
         outcomes.append(_require_sound(root, oldest_allowed=1))
     assert 1 in outcomes
@@ -151,9 +160,10 @@ def test_kill_while_retention_deletes(killer: Killer, saved: Path, tmp_path: Pat
         assert _require_sound(root, oldest_allowed=3) == 3
 
 
-def test_order_of_what_makes_a_checkpoint_durable(killer: Killer, saved: Path, tmp_path: Path) -> None:
+@pytest.mark.parametrize("scenario", ["save_once", "save_once_orbax"])
+def test_order_of_what_makes_a_checkpoint_durable(killer: Killer, saved: Path, tmp_path: Path, scenario: str) -> None:
     root = _copy(saved, tmp_path / "run")
-    _, operations = killer.run("save_once", root, kind="ours")
+    _, operations = killer.run(scenario, root, kind="ours")
     commit = operations.index(f"after:rename 2/2/{MANIFEST_FILE}")
     manifest = RunFolder(root).survey().found[0].manifest
     for entry in manifest.files:

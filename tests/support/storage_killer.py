@@ -12,6 +12,7 @@ costs a fraction of a second. What is a kill point:
 
 from __future__ import annotations
 
+import functools
 import json
 import os
 import signal
@@ -20,6 +21,7 @@ import subprocess
 import sys
 import threading
 from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -29,6 +31,7 @@ from holdfast import coordination
 from holdfast.coordination import Coordination
 from holdfast.store import UNPINNED, Request, fs
 from holdfast.store.retention import Latest
+from holdfast.store.settings import WriterName
 from tests.support import storage_states as states
 
 REPOSITORY = Path(__file__).resolve().parents[2]
@@ -133,9 +136,9 @@ def _free_port() -> int:
         return int(probe.getsockname()[1])
 
 
-def save_once(root: Path, shared: Coordination) -> None:
+def save_once(root: Path, shared: Coordination, writer: WriterName = "direct") -> None:
     """A new attempt claims the run, restores and saves step 2."""
-    store = states.store_at(root, 2, shared=shared)
+    store = states.store_at(root, 2, shared=shared, settings=replace(states.QUICK, writer=writer))
     store.restore(UNPINNED, states.small_state(0))
     store.save(2, states.small_state(2), Request(data=b"2")).result(30)
     store.close()
@@ -151,6 +154,7 @@ def save_and_retain(root: Path, shared: Coordination) -> None:
 
 SCENARIOS: dict[str, Callable[[Path, Coordination], None]] = {
     "save_once": save_once,
+    "save_once_orbax": functools.partial(save_once, writer="orbax"),
     "save_and_retain": save_and_retain,
 }
 

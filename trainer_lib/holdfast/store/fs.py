@@ -1,6 +1,6 @@
 """Durable file operations, and nothing but the standard library.
 
-Every operation whose loss in a crash would matter passes ``_at``, where tests inject errors and kills: once before
+Every operation whose loss in a crash would matter passes ``operation``, where tests inject errors and kills: once before
 the operation and once after it.
 """
 
@@ -51,19 +51,20 @@ def set_fault_hook(hook: FaultHook | None) -> None:
 
 
 @contextlib.contextmanager
-def _at(operation: str, path: Path) -> Iterator[None]:
+def operation(name: str, path: Path) -> Iterator[None]:
+    """A durable operation on ``path``, which tests may fail or interrupt."""
     hook = _hook
     if hook is None:
         yield
         return
-    hook(f"before:{operation}", path)
+    hook(f"before:{name}", path)
     yield
-    hook(f"after:{operation}", path)
+    hook(f"after:{name}", path)
 
 
 def make_folder(path: Path, *, exist_ok: bool = False) -> None:
     """Create one folder. Raises FileExistsError unless ``exist_ok``."""
-    with _at("mkdir", path):
+    with operation("mkdir", path):
         try:
             path.mkdir()
         except FileExistsError:
@@ -73,7 +74,7 @@ def make_folder(path: Path, *, exist_ok: bool = False) -> None:
 
 def sync_folder(path: Path) -> None:
     """Make the names in a folder durable."""
-    with _at("sync-folder", path):
+    with operation("sync-folder", path):
         fd = os.open(path, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
         try:
             os.fsync(fd)
@@ -83,7 +84,7 @@ def sync_folder(path: Path) -> None:
 
 def sync_file(path: Path) -> None:
     """Make a file's bytes durable. Not through a link."""
-    with _at("sync-file", path):
+    with operation("sync-file", path):
         fd = os.open(path, os.O_RDONLY | os.O_NOFOLLOW | os.O_CLOEXEC)
         try:
             os.fsync(fd)
@@ -93,7 +94,7 @@ def sync_file(path: Path) -> None:
 
 def write_file(path: Path, data: bytes) -> None:
     """Create a file that did not exist and make its bytes durable (its name is not: sync the folder)."""
-    with _at("write", path):
+    with operation("write", path):
         fd = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW | os.O_CLOEXEC, 0o666)
         with os.fdopen(fd, "wb", buffering=0) as file:
             view = memoryview(data)
@@ -116,7 +117,7 @@ def publish_new_file(path: Path, data: bytes) -> None:
     part = path.with_name(f"{path.name}.{os.getpid()}.{time.monotonic_ns()}{_PART_SUFFIX}")
     write_file(part, data)
     try:
-        with _at("link", path):
+        with operation("link", path):
             os.link(part, path, follow_symlinks=False)
     except OSError as error:
         if error.errno not in {errno.EPERM, errno.EOPNOTSUPP, errno.ENOSYS, errno.EMLINK}:
@@ -129,7 +130,7 @@ def publish_new_file(path: Path, data: bytes) -> None:
 
 def rename(source: Path, target: Path) -> None:
     """Rename; not durable until the folder is synced."""
-    with _at("rename", target):
+    with operation("rename", target):
         source.rename(target)
 
 
@@ -137,7 +138,7 @@ def remove_file(path: Path) -> None:
     """Remove a file if it is there."""
     if not os.path.lexists(path):
         return
-    with _at("remove", path):
+    with operation("remove", path):
         path.unlink(missing_ok=True)
 
 
@@ -163,7 +164,7 @@ def empty_trash(trash: Path) -> None:
     """Remove a folder that was renamed to trash; links in it are removed, not followed."""
     if not trash.name.startswith(TRASH_PREFIX):
         raise ValueError(f"path: found {trash}, allowed: a name that begins with {TRASH_PREFIX!r}")
-    with _at("remove-tree", trash):
+    with operation("remove-tree", trash):
         shutil.rmtree(trash)
 
 

@@ -24,8 +24,6 @@ from holdfast.store.structure import PyTree, is_key
 
 SUPPORTED: Final = ((0, 12, 3), (0, 13, 0))
 """Versions of Orbax whose layout and handler were checked: from the first, below the second."""
-ARRAY_METADATA_FOLDER: Final = "array_metadatas"
-"""Made beforehand by rank 0: other ranks would poll for it every 250 ms."""
 _OS_ERROR: Final = re.compile(r"os_error_code='(\d+)'|OS error (\d+)")
 _QUOTED_PATH: Final = re.compile(r'"(/[^"]+)"')
 
@@ -169,7 +167,8 @@ def _as_wanted(value: Any, leaf: Any) -> Any:
     if isinstance(leaf, jax.Array | jax.ShapeDtypeStruct) and is_free(leaf):
         if not is_key(leaf):
             return jnp.asarray(value)
-        return jax.random.wrap_key_data(jnp.array(jax.random.key_data(value)), impl=jax.random.key_impl(value))
+        data = np.asarray(jax.random.key_data(value))  # through the host: a copy on devices would stay committed
+        return jax.random.wrap_key_data(jnp.asarray(data), impl=jax.random.key_impl(value))
     if isinstance(leaf, np.generic):
         return leaf.dtype.type(value)
     if isinstance(leaf, bool | int | float):

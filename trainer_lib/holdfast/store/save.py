@@ -23,27 +23,30 @@ from typing import Final
 
 from holdfast import errors
 from holdfast.coordination import Coordination
-from holdfast.store import digests, fs, manifests, orbax_io, space, votes
+from holdfast.store import digests, fs, manifests, orbax_format, space, votes
 from holdfast.store.claim import Claim
 from holdfast.store.handle import SaveHandle, logger
 from holdfast.store.settings import StoreSettings
 from holdfast.store.snapshot import Snapshot
 from holdfast.store.structure import STRUCTURE_FILE, Structure
 from holdfast.store.votes import Ballot, Problem, ProblemKind
+from holdfast.store.writers import Writer
 from holdfast_contract import codec
 from holdfast_contract.keys import MANIFEST_FILE, METADATA_FILE, PARTIAL_FILE, STATE_FOLDER
 from holdfast_contract.manifest import CheckpointRef, FileEntry, digest_of, to_bytes
 
 DATA_FOLDER: Final = "data"
 _COMMIT, _ABANDON = "commit", "abandon"
+_NOTHING_KNOWN: Final[Mapping[str, FileEntry]] = {}
 
 
 @dataclass(frozen=True)
 class _Part:
-    """What a rank wrote, and digests of the leaves that must be equal on all ranks, by path."""
+    """What a rank wrote, and digests of the leaves that must be equal on all ranks, by path; so must ``writer``."""
 
     files: tuple[FileEntry, ...]
     local: dict[str, str]
+    writer: str = ""
 
 
 @dataclass(frozen=True)
@@ -59,6 +62,7 @@ class SaveWork:
 
     step: int
     snapshot: Snapshot
+    writer: Writer
     structure: Structure
     data: bytes | None
     metrics: Mapping[str, object]
@@ -134,20 +138,32 @@ class SaveJob:
 
     def _write_part(self) -> str:
         with self._timed("write_seconds"):
-            orbax_io.write_part(self.folder / STATE_FOLDER, self.work.snapshot.state())
+            hashed = self.work.writer.write_part(self.folder / STATE_FOLDER)
             if self.work.data is not None:
                 fs.write_file(self.folder / data_file(self._rank), self.work.data)
+        self._note_hashing()
+        known = {f"{STATE_FOLDER}/{e.path}": replace(e, path=f"{STATE_FOLDER}/{e.path}") for e in hashed}
         mine = [path for path in self._files() if digests.writer_of(path) == self._rank]
         if self._is_leader:
             mine = [path for path in mine if _is_of_a_process(path)]
-        return codec.encode(_Part(self._make_durable(mine), self.work.snapshot.local_digests())).decode()
+        files = self._make_durable(mine, known)
+        return codec.encode(_Part(files, self.work.snapshot.local_digests(), self.work.writer.agreement)).decode()
 
-    def _make_durable(self, paths: list[str]) -> tuple[FileEntry, ...]:
+    def _note_hashing(self) -> None:
+        """Digests that were computed while writing count as such."""
+        seconds, timings = self.work.writer.hash_seconds, self.handle.timings
+        timings["digest_seconds"] = timings.get("digest_seconds", 0.0) + seconds
+        timings["write_seconds"] -= seconds
+
+    def _make_durable(self, paths: list[str], known: Mapping[str, FileEntry] = _NOTHING_KNOWN) -> tuple[FileEntry, ...]:
+        """Sync files and describe them; those that are ``known`` need not be read again."""
         with self._timed("sync_seconds"):
             for path in paths:
                 fs.sync_file(self.folder / path)
         with self._timed("digest_seconds"):
-            return digests.describe_files(self.folder, paths, threads=self.context.settings.io_threads)
+            unknown = [path for path in paths if path not in known]
+            read = digests.describe_files(self.folder, unknown, threads=self.context.settings.io_threads)
+        return (*(known[path] for path in paths if path in known), *read)
 
     def _files(self) -> list[str]:
         return [path.relative_to(self.folder).as_posix() for path in fs.walk_files(self.folder)]
@@ -176,7 +192,7 @@ class SaveJob:
         fs.make_folder(self.folder)
         self._opened = True
         fs.write_file(self.folder / PARTIAL_FILE, codec.encode(self.context.claim.owner))
-        for name in (STATE_FOLDER, f"{STATE_FOLDER}/{orbax_io.ARRAY_METADATA_FOLDER}", DATA_FOLDER):
+        for name in (STATE_FOLDER, f"{STATE_FOLDER}/{orbax_format.ARRAY_METADATA_FOLDER}", DATA_FOLDER):
             fs.make_folder(self.folder / name)
         fs.sync_folder(self.folder.parent)
         return ""
@@ -220,8 +236,17 @@ class SaveJob:
             raise _PartFailed(blamed)
         parts = [codec.decode(_Part, vote.payload) for vote in gathered]
         for vote, part in zip(gathered, parts, strict=True):
+            self._require_one_layout(vote.rank, part.writer, parts[0].writer)
             self._require_equal(vote.rank, part.local, parts[0].local)
         return [entry for part in parts for entry in part.files]
+
+    def _require_one_layout(self, rank: int, found: str, expected: str) -> None:
+        if found != expected:
+            message = (
+                f"its state has other leaves, shapes, dtypes or shardings than process 0's, or the setting 'writer' "
+                f"differs: found {found!r}, expected {expected!r}"
+            )
+            raise _PartFailed(votes.Vote(rank, Problem(ProblemKind.OTHER, message, str(self.folder))))
 
     def _require_equal(self, rank: int, local: Mapping[str, str], expected: Mapping[str, str]) -> None:
         """Only one copy of a leaf that each rank has for itself is stored: another value on a rank would be lost."""
@@ -235,7 +260,7 @@ class SaveJob:
 
     def _seal(self, parts: list[FileEntry]) -> _Outcome:
         with self._timed("merge_seconds"):
-            orbax_io.merge_parts(self.folder / STATE_FOLDER)
+            self.work.writer.join_parts(self.folder / STATE_FOLDER)
         fs.write_file(self.folder / STRUCTURE_FILE, self.work.structure.to_bytes())
         if self.work.metadata is not None:
             fs.write_file(self.folder / METADATA_FILE, self.work.metadata)

@@ -1,9 +1,12 @@
-"""Deadlines of the store, and the pin that binds nothing."""
+"""Deadlines of the store, its writer, and the pin that binds nothing."""
 
 from __future__ import annotations
 
 from dataclasses import dataclass, fields
-from typing import Final
+from typing import Final, Literal, get_args
+
+WriterName = Literal["direct", "orbax"]
+WRITERS: Final[tuple[WriterName, ...]] = get_args(WriterName)
 
 
 class Unpinned:
@@ -19,7 +22,7 @@ UNPINNED: Final = Unpinned()
 
 @dataclass(frozen=True)
 class StoreSettings:
-    """Limits of everything that the store waits for, in seconds."""
+    """Limits of everything that the store waits for, in seconds; and who writes."""
 
     save_seconds: float = 1000.0  # from the call of save to its commit
     settle_seconds: float = 30.0  # how long a commit that was decided in time may take to be known
@@ -28,12 +31,16 @@ class StoreSettings:
     transient_seconds: float = 60.0  # how long an error that may pass (EIO, ESTALE ...) is retried on reading
     visible_seconds: float = 10.0  # how long one rank's file may take to appear on another (attribute caches)
     io_threads: int = 4  # per process, for digests
+    writer: WriterName = "direct"  # "direct": past the page cache, Orbax for what that cannot hold; "orbax": always
     poison_after: int = 0  # skip a checkpoint from which so many attempts went on and came to nothing; 0: never
 
     def __post_init__(self) -> None:
         for field in fields(self):
             value = getattr(self, field.name)
-            if field.name == "poison_after":
+            if field.name == "writer":
+                if value not in WRITERS:
+                    raise ValueError(f"writer: found {value!r}, allowed: {' | '.join(map(repr, WRITERS))}")
+            elif field.name == "poison_after":
                 if isinstance(value, bool) or not isinstance(value, int) or value < 0:
                     raise ValueError(f"poison_after: found {value!r}, allowed: a whole number of 0 or more")
             elif not value > 0:

@@ -1,13 +1,14 @@
 """A copy of the training state that no later step can change, taken on the caller's thread.
 
-On CPU each shard is copied once into memory that is kept and reused from save to save (first-touch page faults cost
-ten times the copy) and becomes zero-copy arrays in the background. On accelerators shards go to pinned host memory.
+On CPU every shard is copied once, into memory that is kept and reused from save to save. On accelerators shards go to
+pinned host memory. There are two kinds: an ``Image`` is laid out as the file that this process writes; a ``TreeCopy`` is
+a tree of arrays again, for Orbax.
 """
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-from dataclasses import dataclass
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
 from typing import Any, Final
 
 import jax
@@ -15,53 +16,48 @@ import numpy as np
 import numpy.typing as npt
 import xxhash
 
+from holdfast.store.arena import ALIGNMENT_BYTES, Arena, Octets, rounded_up
+from holdfast.store.layout import Layout, data_of, replicated_over_processes
+from holdfast.store.ocdbt.direct_io import blocks_of, gathered_blocks
+from holdfast.store.prepare import Prepared
 from holdfast.store.structure import PyTree, is_key
 
-_ALIGNMENT_BYTES: Final = 64
-"""XLA's CPU client aliases host memory that is aligned so, and copies any other."""
+__all__ = ["Arena", "Image", "Snapshot", "TreeCopy", "take"]
+
 _PINNED: Final = "pinned_host"
+_Array = npt.NDArray[Any]
 
 
-class Arena:
-    """Host memory for one snapshot at a time; grows to the size of one state and stays there."""
+@dataclass(frozen=True)
+class Image:
+    """A state laid out as the file that this process writes.
 
-    def __init__(self) -> None:
-        self._blocks: dict[str, npt.NDArray[np.uint8]] = {}
+    ``parts``: offsets and arrays, in the order of the file. ``memory``: the file as it will be, where all parts lie in it.
+    """
 
-    def place(self, slot: str, array: npt.NDArray[Any]) -> npt.NDArray[Any]:
-        """A copy of ``array`` in the slot's memory, which whatever was placed there before must not need any more."""
-        block = self._blocks.get(slot)
-        if block is None or block.nbytes != array.nbytes:
-            block = self._blocks[slot] = _aligned(array.nbytes)
-        copy = block.view(array.dtype).reshape(array.shape) if array.size else np.empty_like(array)
-        np.copyto(copy, array)
-        return copy
+    layout: Layout
+    parts: tuple[tuple[int, Any], ...]
+    memory: Octets | None
+    local: Mapping[str, Any]
 
     @property
     def bytes(self) -> int:
-        """Memory held."""
-        return sum(block.nbytes for block in self._blocks.values())
+        """What was copied."""
+        return sum(piece.nbytes for piece in self.layout.pieces)
+
+    def blocks(self) -> Iterator[Octets]:
+        """The content of the file, in whole pages."""
+        if self.memory is not None:
+            return blocks_of(self.memory, self.layout.file_bytes)
+        return gathered_blocks(self.parts, self.layout.file_bytes)
+
+    def local_digests(self) -> dict[str, str]:
+        """As ``TreeCopy.local_digests``."""
+        return _digests(self.local)
 
 
 @dataclass(frozen=True)
-class _Placed:
-    """A jax array whose shards were copied into host memory. Made an array again later, off the caller's thread: that
-    takes several times longer than copying a small shard.
-    """
-
-    shape: tuple[int, ...]
-    sharding: jax.sharding.Sharding
-    shards: tuple[tuple[npt.NDArray[Any], jax.Device], ...]
-
-    def assemble(self) -> jax.Array:
-        """The array, without another copy."""
-        hosts, devices = [host for host, _ in self.shards], [device for _, device in self.shards]
-        parts = jax.device_put(hosts, devices, may_alias=True)
-        return jax.make_array_from_single_device_arrays(self.shape, self.sharding, parts, dtype=hosts[0].dtype)
-
-
-@dataclass(frozen=True)
-class Snapshot:
+class TreeCopy:
     """A copied state, whose arrays ``state`` puts together.
 
     ``local`` holds, by path, the leaves that every rank has for itself and that must be equal. With several processes
@@ -82,70 +78,182 @@ class Snapshot:
 
     def local_digests(self) -> dict[str, str]:
         """xxh3-64 of each local leaf's bytes, to compare between ranks."""
-        return {path: xxhash.xxh3_64_hexdigest(np.asarray(leaf).tobytes()) for path, leaf in self.local.items()}
+        return _digests(self.local)
 
 
-def take(state: PyTree, arena: Arena) -> Snapshot:
-    """The same tree with the same values, none of which shares memory with ``state``. Waits for pending results.
+Snapshot = Image | TreeCopy
 
-    Leaves stay what they are: jax arrays with their shardings, typed keys, numpy arrays, Python numbers.
+
+def take(state: PyTree, prepared: Prepared, arena: Arena) -> Snapshot:
+    """The same state with the same values, none of which shares memory with ``state``. Waits for pending results."""
+    layout = prepared.layout
+    return _take_tree(state, arena) if layout is None else _take_image(state, prepared, layout, arena)
+
+
+def on_cpu(array: jax.Array) -> bool:
+    """Whether it lies in memory that numpy can look at."""
+    device: Any = next(iter(array.sharding.device_set))
+    return bool(device.platform == "cpu")
+
+
+# An image.
+
+
+def _take_image(state: PyTree, prepared: Prepared, layout: Layout, arena: Arena) -> Image:
+    leaves = jax.tree_util.tree_leaves(state)
+    for number in prepared.keys:
+        leaves[number] = data_of(leaves[number])
+    if all(on_cpu(leaves[number]) for number in prepared.one_per_platform):
+        memory = arena.hold(rounded_up(layout.memory_bytes, ALIGNMENT_BYTES))
+        views = prepared.views(memory)
+        arena.copy([(view, _shard(leaves, piece)) for view, piece in zip(views, layout.pieces, strict=True)])
+        arrays: Sequence[Any] = views
+        image: Octets | None = memory
+    else:
+        arrays, image = _fetched(leaves, layout), None
+    parts = [(piece.offset, array) for piece, array in zip(layout.pieces, arrays, strict=True)]
+    written = tuple(part for part in parts if part[0] < layout.file_bytes)
+    return Image(layout, written, image, prepared.local_of(arrays))
+
+
+def _shard(leaves: Sequence[Any], piece: Any) -> _Array:
+    leaf = leaves[piece.leaf]
+    return np.asarray(leaf if piece.shard is None else leaf.addressable_data(piece.shard))
+
+
+def _fetched(leaves: Sequence[Any], layout: Layout) -> list[Any]:
+    """The pieces in pinned host memory, or copied if they are on the host."""
+    hosted: dict[int, jax.Array] = {}
+    for piece in layout.pieces:
+        leaf = leaves[piece.leaf]
+        if isinstance(leaf, jax.Array) and piece.leaf not in hosted:
+            hosted[piece.leaf] = _copy_to_host(leaf)
+    for array in hosted.values():
+        array.block_until_ready()
+    found: list[Any] = []
+    for piece in layout.pieces:
+        if piece.leaf in hosted:
+            found.append(hosted[piece.leaf].addressable_data(piece.shard or 0))
+        else:
+            found.append(np.array(leaves[piece.leaf]))
+    return found
+
+
+# A tree.
+
+
+@dataclass
+class _Slot:
+    """An array and its copy."""
+
+    source: _Array
+    host: _Array = field(default_factory=lambda: np.empty(0))
+
+
+@dataclass(frozen=True)
+class _Placed:
+    """A jax array whose shards were copied into host memory. Made an array again later, off the caller's thread: that
+    takes several times longer than copying a small shard.
     """
+
+    shape: tuple[int, ...]
+    sharding: jax.sharding.Sharding
+    shards: tuple[tuple[_Slot, jax.Device], ...]
+
+    def assemble(self) -> jax.Array:
+        """The array, without another copy."""
+        hosts, devices = [slot.host for slot, _ in self.shards], [device for _, device in self.shards]
+        parts = jax.device_put(hosts, devices, may_alias=True)
+        return jax.make_array_from_single_device_arrays(self.shape, self.sharding, parts, dtype=hosts[0].dtype)
+
+
+@dataclass(frozen=True)
+class _PlacedKeys:
+    data: Any
+    impl: Any
+
+    def assemble(self) -> jax.Array:
+        """Typed keys. Runs a computation, which all ranks must start in the same order."""
+        data = self.data.assemble() if isinstance(self.data, _Placed) else self.data
+        keys: jax.Array = jax.random.wrap_key_data(data, impl=self.impl)
+        return keys
+
+
+def _take_tree(state: PyTree, arena: Arena) -> TreeCopy:
     leaves, treedef = jax.tree_util.tree_flatten_with_path(state)
-    local: dict[str, Any] = {}
-    copies = []
-    for number, (path, leaf) in enumerate(leaves):
-        copies.append(_copy(f"{number}", leaf, arena))
-        if jax.process_count() > 1 and _is_local(leaf):
-            local[jax.tree_util.keystr(path)] = _host_value(copies[-1])
+    slots: list[_Slot] = []
+    placed = [_placed(leaf, slots) for _, leaf in leaves]
+    _fill(slots, arena)
+    copies = [_settled(copy) for copy in placed]
+    local = {}
+    if jax.process_count() > 1:
+        pairs = zip(leaves, copies, strict=True)
+        local = {jax.tree_util.keystr(path): _host_value(copy) for (path, leaf), copy in pairs if _is_local(leaf)}
     for copy in copies:
-        if isinstance(copy, jax.Array) and not _on_cpu(copy):
+        if isinstance(copy, jax.Array) and not on_cpu(copy):
             copy.block_until_ready()
-    return Snapshot(tuple(copies), treedef, local, sum(_copied_bytes(copy) for copy in copies))
+    return TreeCopy(tuple(copies), treedef, local, sum(_copied_bytes(copy) for copy in copies))
+
+
+def _placed(leaf: Any, slots: list[_Slot]) -> Any:
+    if is_key(leaf):
+        return _PlacedKeys(_placed(jax.random.key_data(leaf), slots), jax.random.key_impl(leaf))
+    if isinstance(leaf, jax.Array):
+        if jax.process_count() > 1 and leaf.is_fully_addressable:
+            here = jax.process_index()
+            sharding = replicated_over_processes()
+            devices: Any = sharding.device_set
+            first = next(device for device in devices if device.process_index == here)
+            return _Placed(leaf.shape, sharding, ((_new_slot(np.asarray(leaf), slots), first),))
+        return _placed_on_cpu(leaf, slots) if on_cpu(leaf) else _copy_to_host(leaf)
+    return _new_slot(leaf, slots) if isinstance(leaf, np.ndarray) else leaf
+
+
+def _placed_on_cpu(array: jax.Array, slots: list[_Slot]) -> _Placed:
+    found: dict[str, _Slot] = {}
+    shards = []
+    for shard in array.addressable_shards:
+        where = str(shard.index)
+        if where not in found:
+            found[where] = _new_slot(np.asarray(shard.data), slots)
+        shards.append((found[where], shard.device))
+    return _Placed(array.shape, array.sharding, tuple(shards))
+
+
+def _new_slot(source: _Array, slots: list[_Slot]) -> _Slot:
+    slots.append(_Slot(source))
+    return slots[-1]
+
+
+def _fill(slots: Sequence[_Slot], arena: Arena) -> None:
+    offset = 0
+    offsets = []
+    for slot in slots:
+        offsets.append(offset)
+        offset += rounded_up(slot.source.nbytes, ALIGNMENT_BYTES)
+    memory = arena.hold(offset)
+    for slot, start in zip(slots, offsets, strict=True):
+        octets = memory[start : start + slot.source.nbytes]
+        slot.host = octets.view(slot.source.dtype).reshape(slot.source.shape)
+    arena.copy([(slot.host, slot.source) for slot in slots])
+    for slot in slots:
+        slot.source = slot.host  # lets go of the state
+
+
+def _settled(copy: Any) -> Any:
+    if isinstance(copy, _PlacedKeys):
+        return copy.assemble()  # here, not in the background: the ranks' order
+    return copy.host if isinstance(copy, _Slot) else copy
 
 
 def _copied_bytes(copy: Any) -> int:
     if isinstance(copy, _Placed):
-        return sum({host.ctypes.data: host.nbytes for host, _ in copy.shards}.values())
+        return sum({slot.host.ctypes.data: slot.host.nbytes for slot, _ in copy.shards}.values())
     if is_key(copy):
         copy = jax.random.key_data(copy)
     if isinstance(copy, jax.Array):
         return sum({str(s.index): s.data.nbytes for s in copy.addressable_shards}.values())
     return int(getattr(copy, "nbytes", 8))
-
-
-def _copy(slot: str, leaf: Any, arena: Arena) -> Any:
-    if is_key(leaf):
-        data = _copy(slot, jax.random.key_data(leaf), arena)
-        # Wrapping runs a computation, which all ranks must start in the same order: here, not in the background.
-        data = data.assemble() if isinstance(data, _Placed) else data
-        return jax.random.wrap_key_data(data, impl=jax.random.key_impl(leaf))
-    if isinstance(leaf, jax.Array):
-        if jax.process_count() > 1 and leaf.is_fully_addressable:
-            return _replicated(arena.place(slot, np.asarray(leaf)))
-        return _copy_on_cpu(slot, leaf, arena) if _on_cpu(leaf) else _copy_to_host(leaf)
-    if isinstance(leaf, np.ndarray):
-        return arena.place(slot, leaf)
-    return leaf
-
-
-def _copy_on_cpu(slot: str, array: jax.Array, arena: Arena) -> _Placed:
-    placed: dict[str, npt.NDArray[Any]] = {}
-    shards = []
-    for number, shard in enumerate(array.addressable_shards):
-        where = str(shard.index)
-        if where not in placed:
-            placed[where] = arena.place(f"{slot}/{number}", np.asarray(shard.data))
-        shards.append((placed[where], shard.device))
-    return _Placed(array.shape, array.sharding, tuple(shards))
-
-
-def _replicated(value: npt.NDArray[Any]) -> _Placed:
-    """The value of this process as its replica of a global array: what storage formats for many processes can take."""
-    firsts = {device.process_index: device for device in reversed(jax.devices())}
-    mesh = jax.sharding.Mesh(np.array([firsts[index] for index in sorted(firsts)]), ("process",))
-    everywhere: Any = jax.sharding.PartitionSpec
-    sharding = jax.sharding.NamedSharding(mesh, everywhere())
-    return _Placed(value.shape, sharding, ((value, firsts[jax.process_index()]),))
 
 
 def _is_local(leaf: Any) -> bool:
@@ -154,10 +262,13 @@ def _is_local(leaf: Any) -> bool:
 
 def _host_value(copy: Any) -> Any:
     if isinstance(copy, _Placed):
-        return copy.shards[0][0]
+        return copy.shards[0][0].host
     if is_key(copy):
         copy = jax.random.key_data(copy)
     return copy.addressable_data(0) if isinstance(copy, jax.Array) else copy
+
+
+# Both.
 
 
 def _copy_to_host(array: jax.Array) -> jax.Array:
@@ -165,12 +276,5 @@ def _copy_to_host(array: jax.Array) -> jax.Array:
     return copy
 
 
-def _on_cpu(array: jax.Array) -> bool:
-    device: Any = next(iter(array.sharding.device_set))
-    return bool(device.platform == "cpu")
-
-
-def _aligned(nbytes: int) -> npt.NDArray[np.uint8]:
-    raw = np.empty(nbytes + _ALIGNMENT_BYTES, np.uint8)
-    start = -raw.ctypes.data % _ALIGNMENT_BYTES
-    return raw[start : start + nbytes]
+def _digests(local: Mapping[str, Any]) -> dict[str, str]:
+    return {path: xxhash.xxh3_64_hexdigest(np.asarray(leaf).tobytes()) for path, leaf in local.items()}

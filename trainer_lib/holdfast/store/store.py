@@ -11,17 +11,19 @@ from typing import Final
 
 from holdfast import errors
 from holdfast.coordination import Coordination
-from holdfast.store import orbax_io, poison, snapshot, space, structure
+from holdfast.store import orbax_io, poison, snapshot, space
 from holdfast.store.candidates import NEWEST, Choice
 from holdfast.store.changes import NOTHING_ALLOWED, Allowed
 from holdfast.store.claim import Claim, claim_run, sweep_leftovers
 from holdfast.store.handle import SaveHandle, logger
+from holdfast.store.prepare import Preparation, Prepared
 from holdfast.store.restore import Restore, Restored, restore_prefix
 from holdfast.store.retention import KeepAll, Retention
 from holdfast.store.save import SaveContext, SaveJob, SaveWork, save_prefix
 from holdfast.store.settings import StoreSettings, Unpinned
 from holdfast.store.structure import PyTree
 from holdfast.store.sweep import apply_retention
+from holdfast.store.writers import Writer, writer_for
 from holdfast_contract.manifest import CheckpointRef, Owner
 from holdfast_contract.runfolder import RunFolder
 
@@ -64,6 +66,7 @@ class Store:
         self._settings = settings or StoreSettings()
         self._retention = retention or KeepAll()
         self._arena = snapshot.Arena()
+        self._preparation = Preparation(self._settings.writer)
         self._saves = self._restores = 0
         self._closed_steps: set[int] = set()
         self._newest: CheckpointRef | None = None
@@ -118,19 +121,21 @@ class Store:
         if step < 0 or step in self._closed_steps:
             allowed = "0 or more, and neither committed nor timed out in this attempt before"
             raise ValueError(f"step: found {step}, allowed: {allowed}")
-        shape = structure.structure_of(state)
+        prepared = self._preparation.of(state)
         handle = SaveHandle(step, on_finish=lambda handle, error: self._note(handle, error, entered))
         handle.timings["wait_seconds"] = waited
         start = time.monotonic()
-        copy = snapshot.take(state, self._arena)
+        copy = snapshot.take(state, prepared, self._arena)
         handle.timings["snapshot_seconds"] = time.monotonic() - start
         handle.bytes = copy.bytes
         parent = self._newest.digest if self._newest else ""
         elapsed = self._trained_before + entered - self._counting_from
-        work = SaveWork(step, copy, shape, request.data, dict(request.metrics or {}), request.pinned, parent, elapsed)
+        self._saves += 1
+        writer = self._writer_of(copy, prepared, step)
+        metrics = dict(request.metrics or {})
+        work = SaveWork(step, copy, writer, prepared.structure, request.data, metrics, request.pinned, parent, elapsed)
         work = replace(work, metadata=request.metadata)
         deadline = entered + self._settings.save_seconds
-        self._saves += 1
         context = SaveContext(self._claim, self._coordination, self._settings, self._saves, deadline)
         self._forget(save_prefix(self._saves - _REMEMBERED))
         self._handles = [*[h for h in self._handles if not (h.done() and h.seen)][-_REMEMBERED:], handle]
@@ -211,6 +216,15 @@ class Store:
         for handle in self._handles:
             if not handle.seen and (error := handle.exception()) is not None:
                 raise error
+
+    def _writer_of(self, copy: snapshot.Snapshot, prepared: Prepared, step: int) -> Writer:
+        return writer_for(
+            copy,
+            prepared,
+            process=self._coordination.process_index,
+            processes=self._coordination.process_count,
+            identity=f"{self._claim.attempt}/{step}/{self._saves}",
+        )
 
     def _run(self, job: SaveJob) -> None:
         limit = self._limit_seconds

@@ -1,0 +1,255 @@
+"""Ways to save a state of arrays, behind one interface; and the state, the step and the check of what was stored."""
+
+from __future__ import annotations
+
+import shutil
+import time
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any, Protocol
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import orbax.checkpoint as ocp
+import xxhash
+
+from holdfast.coordination import LocalCoordination
+from holdfast.store import Store, StoreSettings
+from holdfast.store.arena import Arena
+from holdfast.store.settings import WriterName
+from holdfast_contract.manifest import Owner
+from holdfast_contract.runfolder import RunFolder
+
+State = dict[str, jax.Array]
+_LIMIT_SECONDS = 600.0
+ready: Callable[[Any], Any] = jax.block_until_ready
+
+
+@dataclass
+class Told:
+    """Of each save, in seconds: inside the call, from its end to durable, and the part of that for digests and manifest.
+
+    ``waited`` is the part of the call that waited for the save before.
+    """
+
+    call: list[float] = field(default_factory=list)
+    waited: list[float] = field(default_factory=list)
+    background: list[float] = field(default_factory=list)
+    sealing: list[float] = field(default_factory=list)
+
+
+class Arm(Protocol):
+    """One way to save."""
+
+    told: Told
+
+    def begin(self, folder: Path) -> None:
+        """A new run of saves into an empty folder."""
+
+    def save(self, step: int, state: State) -> None:
+        """In the loop; the state is donated to the next step."""
+
+    def finish(self) -> None:
+        """Wait for what goes on."""
+
+    def stored(self, step: int) -> Path | None:
+        """The Orbax checkpoint of a step."""
+
+
+class Nothing:
+    """The loop without saves."""
+
+    def __init__(self) -> None:
+        self.told = Told()
+
+    def begin(self, folder: Path) -> None: ...
+
+    def save(self, step: int, state: State) -> None: ...
+
+    def finish(self) -> None: ...
+
+    def stored(self, step: int) -> Path | None:
+        del step
+        return None
+
+
+class Copy(Nothing):
+    """A copy into memory that is kept, and no writing: no snapshot on the host can cost less."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self._arena = Arena()
+
+    def save(self, step: int, state: State) -> None:
+        del step
+        start = time.perf_counter()
+        sources = [np.asarray(leaf) for leaf in state.values()]
+        memory, offset, pairs = self._arena.hold(sum(s.nbytes for s in sources)), 0, []
+        for source in sources:
+            pairs.append((memory[offset : offset + source.nbytes].view(source.dtype).reshape(source.shape), source))
+            offset += source.nbytes
+        self._arena.copy(pairs)
+        self.told.call.append(time.perf_counter() - start)
+
+
+class Orbax:
+    """Plain Orbax. ``options``: of its array handler; None: its StandardCheckpointHandler as it comes."""
+
+    def __init__(self, options: dict[str, Any] | None, *, sync: bool = False) -> None:
+        self.told = Told()
+        self._handler = ocp.PyTreeCheckpointHandler(**options) if options else ocp.StandardCheckpointHandler()
+        self._arguments = ocp.args.PyTreeSave if options else ocp.args.StandardSave
+        self._sync = sync
+        self._called = 0.0
+        done = ocp.options.AsyncOptions(post_finalization_callback=self._done)
+        self._saver: Any = (
+            ocp.Checkpointer(self._handler) if sync else ocp.AsyncCheckpointer(self._handler, async_options=done)
+        )
+        self._folder = Path()
+
+    def begin(self, folder: Path) -> None:
+        self._folder = folder
+
+    def save(self, step: int, state: State) -> None:
+        start = time.perf_counter()
+        if not self._sync:
+            self._saver.wait_until_finished()
+        self.told.waited.append(time.perf_counter() - start)
+        self._saver.save(self._folder / str(step), args=self._arguments(state))
+        self._called = time.perf_counter()
+        self.told.call.append(self._called - start)
+
+    def _done(self) -> None:
+        self.told.background.append(time.perf_counter() - self._called)
+
+    def finish(self) -> None:
+        if not self._sync:
+            self._saver.wait_until_finished()
+
+    def stored(self, step: int) -> Path | None:
+        return self._folder / str(step)
+
+
+class Holdfast:
+    """The store of this project, which also hashes every file and seals the checkpoint with a manifest."""
+
+    def __init__(self, writer: WriterName) -> None:
+        self.told = Told()
+        self._writer: WriterName = writer
+        self._attempt = 0
+        self._store: Store | None = None
+        self._folder = Path()
+        self._handles: list[Any] = []
+
+    def begin(self, folder: Path) -> None:
+        """One store for all runs, as one training has: what it keeps from save to save is part of it."""
+        if self._store is None:
+            self._folder = folder.parent / f"{folder.name}-run"
+            self._store = Store(
+                RunFolder(self._folder),
+                attempt=1,
+                owner=Owner(job_uid="benchmark", namespace="", name="benchmark", attempt=1),
+                coordination=LocalCoordination(),
+                settings=StoreSettings(writer=self._writer),
+            )
+            self._store.claim()
+        else:
+            for old in (self._folder / "1").iterdir():
+                if old.is_dir():
+                    shutil.rmtree(old)
+            self._attempt += 1
+
+    def save(self, step: int, state: State) -> None:
+        assert self._store is not None
+        start = time.perf_counter()
+        handle = self._store.save(self._number(step), state)
+        self.told.call.append(time.perf_counter() - start)
+        self.told.waited.append(handle.timings["wait_seconds"])
+        self._handles.append((handle, self.told.call[-1]))
+
+    def finish(self) -> None:
+        for handle, call in self._handles:
+            handle.result(_LIMIT_SECONDS)
+            timings = handle.timings
+            self.told.background.append(timings["total_seconds"] - call)
+            self.told.sealing.append(timings.get("digest_seconds", 0.0) + timings.get("manifest_seconds", 0.0))
+        self._handles = []
+
+    def stored(self, step: int) -> Path | None:
+        return self._folder / "1" / str(self._number(step)) / "state"
+
+    def _number(self, step: int) -> int:
+        """A step is committed only once in an attempt."""
+        return self._attempt * 1_000_000 + step
+
+
+ARMS: dict[str, Callable[[], Arm]] = {
+    "none": Nothing,
+    "none again": Nothing,
+    "orbax sync": lambda: Orbax(None, sync=True),
+    "orbax async": lambda: Orbax(None),
+    "orbax async tuned": lambda: Orbax({"use_ocdbt": True, "use_zarr3": False, "use_compression": False}),
+    "orbax async tuned zarr3": lambda: Orbax({"use_ocdbt": True, "use_zarr3": True, "use_compression": False}),
+    "orbax async tuned files": lambda: Orbax({"use_ocdbt": False, "use_zarr3": False, "use_compression": False}),
+    "copy": Copy,
+    "ours, orbax writes": lambda: Holdfast("orbax"),
+    "ours": lambda: Holdfast("direct"),
+}
+
+
+def make_state(size_bytes: int, leaves: int) -> State:
+    """``leaves`` arrays of float32 with random numbers, which no compression makes much smaller."""
+    count = max(1, size_bytes // 4 // leaves)
+    make = jax.jit(jax.random.normal, static_argnums=1)
+    return {f"layer_{n:05}": make(jax.random.key(n), (count,)) for n in range(leaves)}
+
+
+def make_step() -> Callable[[State], State]:
+    """One training step's stand-in: reads and writes the whole state in place."""
+
+    def step(state: State) -> State:
+        return {name: leaf * jnp.float32(0.999) + jnp.float32(0.001) for name, leaf in state.items()}
+
+    jitted: Callable[[State], State] = jax.jit(step, donate_argnums=0)
+    return jitted
+
+
+def run_loop(state: State, step: Callable[[State], State], arm: Arm, *, saves: int, steps: int) -> float:
+    """Seconds for ``saves`` times one save and ``steps`` steps; what a save still does after the last is not waited for."""
+    ready(state)
+    start = time.perf_counter()
+    for number in range(saves):
+        arm.save(number, state)
+        for _ in range(steps):
+            state = step(state)
+            ready(state)
+    return time.perf_counter() - start
+
+
+def expected_digests(state: State, step: Callable[[State], State], *, saves: int, steps: int) -> list[dict[str, str]]:
+    """Digests of the leaves at every save, from a loop without saves."""
+    found = []
+    for _ in range(saves):
+        found.append(digests(state))
+        for _ in range(steps):
+            state = step(state)
+    return found
+
+
+def digests(state: Any) -> dict[str, str]:
+    """xxh3-128 of the bytes of each leaf."""
+    return {name: xxhash.xxh3_128_hexdigest(np.ascontiguousarray(leaf).data) for name, leaf in state.items()}
+
+
+def wrong_leaves(arm: Arm, expected: Sequence[dict[str, str]]) -> list[str]:
+    """Leaves that plain Orbax does not restore as they were when the step was saved."""
+    wrong = []
+    for step, leaves in enumerate(expected):
+        stored = arm.stored(step)
+        if stored is None:
+            continue
+        found = digests(ocp.PyTreeCheckpointer().restore(stored))
+        wrong += [f"save {step}: {name}" for name in {*found, *leaves} if found.get(name) != leaves.get(name)]
+    return wrong

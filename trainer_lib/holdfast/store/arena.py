@@ -1,0 +1,98 @@
+"""Host memory for snapshots: one mapping that is faulted in once and kept from save to save."""
+
+from __future__ import annotations
+
+import contextlib
+import mmap
+import os
+from collections.abc import Sequence
+from concurrent.futures import ThreadPoolExecutor
+from typing import Any, Final
+
+import numpy as np
+import numpy.typing as npt
+
+Octets = npt.NDArray[np.uint8]
+
+ALIGNMENT_BYTES: Final = 64
+"""XLA's CPU client aliases host memory that is aligned so, and copies any other."""
+PAGE_BYTES: Final = 4096
+"""What direct I/O wants memory, offset and length to be multiples of, on common devices."""
+_POPULATE_WRITE: Final = 23
+"""MADV_POPULATE_WRITE of <linux/mman.h>, Linux 5.14: fault pages in for writing without writing. Not in ``mmap``."""
+_STRIPE_BYTES: Final = 4 * 1024 * 1024
+_THREADS: Final = min(4, os.cpu_count() or 1)
+"""One core seldom fills the memory bus; more than a few do not help."""
+
+
+class Arena:
+    """Memory for one snapshot at a time; grows to the largest that was asked for and stays there.
+
+    Page faults on fresh memory cost ten times the copy, hence one mapping for life, faulted in when it is made. Huge
+    pages where the system has them: a copy then misses the TLB less.
+    """
+
+    def __init__(self) -> None:
+        self._memory: Octets = np.empty(0, np.uint8)
+        self._pool: ThreadPoolExecutor | None = None
+
+    def hold(self, nbytes: int) -> Octets:
+        """At least ``nbytes`` of memory that begins on a page and ends on one; what was placed there before is lost."""
+        if self._memory.nbytes < nbytes:
+            self._memory = np.empty(0, np.uint8)  # gone first: never two at once
+            self._memory = _mapped(rounded_up(nbytes, PAGE_BYTES))
+        return self._memory
+
+    @property
+    def bytes(self) -> int:
+        """Memory held."""
+        return self._memory.nbytes
+
+    def copy(self, pairs: Sequence[tuple[npt.NDArray[Any], npt.NDArray[Any]]]) -> None:
+        """Copy each second array into its first, of equal shape and dtype; large ones by several threads."""
+        striped: list[tuple[Octets, Octets]] = []
+        for target, source in pairs:
+            if target.nbytes < _STRIPE_BYTES or not source.flags.c_contiguous or _THREADS < 2:
+                np.copyto(target, source)
+            else:
+                striped += _stripes(target, source)
+        if striped:
+            self._pool = self._pool or ThreadPoolExecutor(_THREADS - 1, thread_name_prefix="holdfast-copy")
+            shares = [striped[number::_THREADS] for number in range(_THREADS)]
+            others = [self._pool.submit(_copy_all, share) for share in shares[1:]]
+            _copy_all(shares[0])
+            for other in others:
+                other.result()
+
+
+def rounded_up(count: int, multiple: int) -> int:
+    """``count`` or the next multiple above it."""
+    return -(-count // multiple) * multiple
+
+
+def octets_of(array: npt.NDArray[Any]) -> Octets:
+    """The bytes of an array in C order; without a copy if it lies so."""
+    return np.ascontiguousarray(array).reshape(-1).view(np.uint8)
+
+
+def _stripes(target: npt.NDArray[Any], source: npt.NDArray[Any]) -> list[tuple[Octets, Octets]]:
+    to, taken = octets_of(target), octets_of(source)
+    starts = range(0, to.nbytes, _STRIPE_BYTES)
+    return [(to[start : start + _STRIPE_BYTES], taken[start : start + _STRIPE_BYTES]) for start in starts]
+
+
+def _copy_all(pairs: Sequence[tuple[Octets, Octets]]) -> None:
+    for target, source in pairs:
+        np.copyto(target, source)
+
+
+def _mapped(nbytes: int) -> Octets:
+    memory = mmap.mmap(-1, max(nbytes, PAGE_BYTES), flags=mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS)
+    with contextlib.suppress(OSError, AttributeError):  # systems without huge pages
+        memory.madvise(mmap.MADV_HUGEPAGE)
+    whole = np.frombuffer(memory, np.uint8)
+    try:
+        memory.madvise(_POPULATE_WRITE)
+    except OSError:  # an older kernel
+        whole[::PAGE_BYTES] = 0
+    return whole
