@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import enum
 import os
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Final
@@ -12,7 +12,7 @@ from typing import Final
 from holdfast import errors
 from holdfast.sealing import IO_THREADS, METADATA_FILE, SEALED_ATTEMPT, SealedFolder
 from holdfast.store import digests
-from holdfast.store.candidates import Choice, by_metric
+from holdfast.store.candidates import Choice, Metric, by_metric
 from holdfast.store.leaves import STRUCTURE_FILE
 from holdfast_contract.keys import MANIFEST_FILE, PARTIAL_FILE
 from holdfast_contract.manifest import CheckpointRef, Manifest, Rejection
@@ -249,20 +249,17 @@ def choose(place: Place, choice: Choice) -> tuple[Found, tuple[Rejection, ...]]:
         DamagedCheckpoint, NoValidCheckpoint: see there. FileNotFoundError: there is no candidate at all.
         StorageError: storage did not answer or denied access.
     """
-    entries = list(place.entries())
-    refused = [e for e in entries if isinstance(e, Rejection)]
-    found = [e for e in entries if isinstance(e, Found)]
     if choice.step is not None:
-        return _exactly(place, choice.step, entries), ()
-    if choice.best is not None:
-        found, unrated = by_metric(found, choice.best), found
-        if not found and unrated:
-            raise FileNotFoundError(f"{place.root}: no checkpoint has a value of the metric {choice.best[0]!r}")
-    for entry in found:
+        return _exactly(place, choice.step, place.entries()), ()
+    refused: list[Rejection] = []
+    for entry in place.entries() if choice.best is None else _best_first(place, choice.best):
+        if isinstance(entry, Rejection):
+            refused.append(entry)
+            continue
         checked = place.check(entry, deep=True)
         if checked.valid:
-            older = [r for r in refused if choice.best or (r.attempt, r.step) > (checked.attempt, checked.step)]
-            return entry, tuple(sorted(older, key=lambda r: (r.attempt, r.step), reverse=True))
+            newer = (r for r in refused if choice.best or (r.attempt, r.step) > (checked.attempt, checked.step))
+            return entry, tuple(sorted(newer, key=lambda r: (r.attempt, r.step), reverse=True))
         if checked.status is Status.UNKNOWN:
             raise errors.StorageError(checked.reason, path=entry.folder)
         refused.append(Rejection(checked.attempt, checked.step, checked.reason))
@@ -271,7 +268,17 @@ def choose(place: Place, choice: Choice) -> tuple[Found, tuple[Rejection, ...]]:
     raise FileNotFoundError(f"{place.root}: no checkpoint")
 
 
-def _exactly(place: Place, step: int, entries: list[Found | Rejection]) -> Found:
+def _best_first(place: Place, metric: Metric) -> list[Found | Rejection]:
+    """Refusals first: any of them may have been the best."""
+    entries = list(place.entries())
+    found = [entry for entry in entries if isinstance(entry, Found)]
+    rated = by_metric(found, metric)
+    if found and not rated:
+        raise FileNotFoundError(f"{place.root}: no checkpoint has a value of the metric {metric[0]!r}")
+    return [*(entry for entry in entries if isinstance(entry, Rejection)), *rated]
+
+
+def _exactly(place: Place, step: int, entries: Iterable[Found | Rejection]) -> Found:
     for entry in entries:  # newest first: of several attempts the last counts
         number = entry.ref.step if isinstance(entry, Found) else entry.step
         if number != step:

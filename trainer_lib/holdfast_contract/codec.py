@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import dataclasses
 import enum
+import functools
 import json
 import math
 import types
@@ -97,7 +98,7 @@ def _read_union(kind: Any, raw: Any, where: str) -> Any:
 
 def _read_dataclass(kind: Any, raw: Any, where: str) -> Any:
     _expect(dict, raw, where, "an object")
-    hints = typing.get_type_hints(kind)
+    hints = _hints_of(kind)
     values = {}
     for field in dataclasses.fields(kind):
         if field.name in raw:
@@ -110,6 +111,12 @@ def _read_dataclass(kind: Any, raw: Any, where: str) -> Any:
         raise
     except ValueError as error:
         raise CodecError(where, raw, str(error)) from None
+
+
+@functools.cache
+def _hints_of(kind: type) -> dict[str, Any]:
+    """Kept: finding them out took most of the time that reading a manifest takes."""
+    return typing.get_type_hints(kind)
 
 
 def _read_enum(kind: type[enum.Enum], raw: Any, where: str) -> enum.Enum:

@@ -55,7 +55,7 @@ class Candidates:
     def _at_or_below(self, pin: Pin) -> Iterator[Found | Rejection]:
         pin_seen = pin is UNPINNED
         for entry in self._walk():
-            ref = entry.ref if isinstance(entry, Found) else CheckpointRef(entry.attempt, entry.step)
+            ref = _ref_of(entry)
             if isinstance(pin, CheckpointRef):
                 if ref > pin:
                     continue
@@ -72,10 +72,21 @@ class Candidates:
 
     def _walk(self) -> Iterator[Found | Rejection]:
         walk = self.folder.walk()
+        last: CheckpointRef | None = None
+
+        def following() -> Found | Rejection | None:
+            nonlocal walk
+            try:
+                return next(walk, None)
+            except OSError:  # a generator that raised is over: without another, what it had not reached would be lost
+                walk = (entry for entry in self.folder.walk() if last is None or _ref_of(entry) < last)
+                raise
+
         while True:
-            entry = fs.retry_transient(lambda: next(walk, None), seconds=self.settings.transient_seconds)
+            entry = fs.retry_transient(following, seconds=self.settings.transient_seconds)
             if entry is None:
                 return
+            last = _ref_of(entry)
             yield entry
 
     def _without_poison(self, entries: Iterable[Found | Rejection]) -> Iterator[Found | Rejection]:
@@ -93,6 +104,10 @@ class Candidates:
                 f"attempts {', '.join(map(str, attempts))} went on from it and ended without a checkpoint of their own"
             )
             yield Rejection(entry.ref.attempt, entry.ref.step, f"poison: {said}; allowed: fewer than {limit}")
+
+
+def _ref_of(entry: Found | Rejection) -> CheckpointRef:
+    return entry.ref if isinstance(entry, Found) else CheckpointRef(entry.attempt, entry.step)
 
 
 def by_metric(entries: Sequence[Found], metric: Metric) -> list[Found]:

@@ -20,6 +20,8 @@ T = TypeVar("T")
 R = TypeVar("R")
 
 _BLOCK_BYTES: Final = 4 * 1024 * 1024
+_FEW_FILES: Final = 64
+"""Looking at so few takes less time than starting threads for it."""
 _PROCESS_PART: Final = re.compile(r"(?:.*[._-])?process[_-](\d+)(?:\..*)?", re.ASCII)
 
 
@@ -95,7 +97,8 @@ def verify_digests(folder: Path, entries: Sequence[FileEntry], *, threads: int, 
 
 def verify_sizes(folder: Path, entries: Sequence[FileEntry], *, threads: int, transient_seconds: float) -> None:
     """Check that all files are there and as long as listed, without reading them. Raises like ``verify_files``."""
-    _check_all(_check_size, folder, entries, threads=threads, transient_seconds=transient_seconds)
+    few = len(entries) < _FEW_FILES
+    _check_all(_check_size, folder, entries, threads=1 if few else threads, transient_seconds=transient_seconds)
 
 
 def _check_all(

@@ -12,24 +12,22 @@ import numpy.typing as npt
 
 ALIGNMENT_BYTES: Final = 64
 """XLA's CPU client aliases host memory that is aligned so, and copies any other."""
-_HUGE_BYTES: Final = 2 * 1024 * 1024
+_MAPPED_BYTES: Final = 4 * 1024 * 1024
 
 
 def aligned(shape: tuple[int, ...], dtype: np.dtype[Any]) -> npt.NDArray[Any]:
-    """An array with undefined content, which returns its memory to the system when its last user is gone.
+    """An array with undefined content. Each has memory of its own, so that one that is still used keeps no other's.
 
-    Large ones lie in huge pages where the kernel has some: touching memory for the first time costs more than reading
-    a file into it, and a huge page is touched at once.
+    Large ones do not lie in huge pages, which numpy would ask for: a virtual machine that gives free memory back to its
+    host waits for every huge page, and a whole restore took up to three times as long.
     """
     nbytes = math.prod(shape) * dtype.itemsize
-    if nbytes < 2 * _HUGE_BYTES:
+    if nbytes < _MAPPED_BYTES:
         raw: npt.NDArray[np.uint8] = np.empty(nbytes + ALIGNMENT_BYTES, np.uint8)
-        start = -raw.ctypes.data % ALIGNMENT_BYTES
     else:
-        memory = mmap.mmap(-1, nbytes + _HUGE_BYTES, flags=mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS)
+        memory = mmap.mmap(-1, nbytes, flags=mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS)
+        with contextlib.suppress(OSError, AttributeError):  # a system without huge pages
+            memory.madvise(mmap.MADV_NOHUGEPAGE)
         raw = np.frombuffer(memory, np.uint8)
-        start = -raw.ctypes.data % _HUGE_BYTES
-        whole = nbytes // _HUGE_BYTES * _HUGE_BYTES  # the rest in small pages: no more memory than asked for
-        with contextlib.suppress(OSError, AttributeError):  # a kernel or system without them
-            memory.madvise(mmap.MADV_HUGEPAGE, start, whole)
+    start = -raw.ctypes.data % ALIGNMENT_BYTES
     return raw[start : start + nbytes].view(dtype).reshape(shape)

@@ -25,8 +25,6 @@ from holdfast.store.ocdbt.memory import aligned
 from holdfast.store.reads import Piece
 from holdfast.store.structure import PyTree, is_key
 
-_DIRECT_BYTES: Final = 64 * 1024
-"""Runs of bytes from here on are read into their place; shorter ones are read in slabs and copied."""
 _SLAB_BYTES: Final = 8 * 1024 * 1024
 _KEY_NAMES: Final = {"key<fry>": "threefry2x32", "key<rbg>": "rbg", "key<urbg>": "unsafe_rbg"}
 
