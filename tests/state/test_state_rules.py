@@ -107,28 +107,36 @@ def test_an_object_without_a_session_heeds_what_the_job_says_of_health(
     wait_for_steps(tmp_path, [2, 7, 8])
 
 
+def saved_in(where: Path, seconds: float, enough: int, loss: float = 1.0) -> int:
+    """How many saves a session makes that trains for so long, or until there are enough."""
+    deadline = time.monotonic() + seconds
+    saved = 0
+    with holdfast.session(where) as run:
+        run.restore(lambda: {"n": jnp.int32(0)})
+        for step in run.steps(until=None):
+            run.commit(step, {"n": jnp.int32(step)}, metrics={"loss": loss})
+            saved = len(list((where / "default" / "1").glob(f"*/{keys.MANIFEST_FILE}")))
+            if saved >= enough or time.monotonic() > deadline:
+                break
+    return saved
+
+
 def test_a_job_that_fails_often_saves_more_often(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """The same rule, the same cost of a save; only what the operator has observed differs."""
     every = {"adaptive": {"minSeconds": 1, "maxSeconds": 10_000, "priorMeanSecondsBetweenFailures": 10_000_000}}
     monkeypatch.setenv(keys.ENV_CHECKPOINT_POLICY, policy_of(every=every, keep={"all": True}))
+    monkeypatch.setenv(keys.ENV_FAILURES, codec.encode(FailureHistory(10_000_000, 1.0)).decode())
+    assert saved_in(tmp_path / "often", WAIT_SECONDS, enough=3) == 3
+    monkeypatch.setenv(keys.ENV_FAILURES, codec.encode(FailureHistory(0, 1e9)).decode())
+    # The first save, which measures what one costs, comes after a second; the next would come after some minutes.
+    assert saved_in(tmp_path / "never", 4.0, enough=2) == 1
 
-    def saves(name: str, history: FailureHistory, seconds: float) -> int:
-        monkeypatch.setenv(keys.ENV_FAILURES, codec.encode(history).decode())
-        deadline = time.monotonic() + seconds
-        with holdfast.session(tmp_path / name) as run:
-            run.restore(lambda: {"n": jnp.int32(0)})
-            for step in run.steps(until=None):
-                run.commit(step, {"n": jnp.int32(step)})
-                if count(name) >= 3 or time.monotonic() > deadline:
-                    break
-        return count(name)
 
-    def count(name: str) -> int:
-        return len(list((tmp_path / name / "default" / "1").glob(f"*/{keys.MANIFEST_FILE}")))
-
-    assert saves("often", FailureHistory(10_000_000, 1.0), WAIT_SECONDS) == 3
-    # The second interval is some minutes: 4 seconds show a save at 1 second, which is always made, and no other.
-    assert saves("never", FailureHistory(0, 1e9), 4.0) == 1
+def test_a_job_saves_often_while_its_metric_is_unstable(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    every = {"whenUnstable": {"minSeconds": 1, "baseSeconds": 1000, "maxSeconds": 10_000}}
+    monkeypatch.setenv(keys.ENV_CHECKPOINT_POLICY, policy_of(every=every, keep={"all": True}))
+    assert saved_in(tmp_path / "unstable", WAIT_SECONDS, enough=2, loss=float("nan")) == 2
+    assert saved_in(tmp_path / "calm", 2.5, enough=1) == 0
 
 
 def test_a_save_before_an_evaluation_is_committed_while_that_goes_on(tmp_path: Path) -> None:
