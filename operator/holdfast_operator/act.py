@@ -33,10 +33,6 @@ class Actor:
         self._kube, self._board, self._control = kube, board, control
         self._events, self._metrics = events, metrics
 
-    def set_control(self, control: children.ControlSettings) -> None:
-        """New pods are told this from now on (a rotated certificate authority); those that run keep what they have."""
-        self._control = control
-
     async def execute(self, raw: Manifest, observation: Observation, plan: Plan) -> float:
         """Do it; seconds until the next look is wanted. Raises Conflict if the job has changed since it was read."""
         job = observation.job

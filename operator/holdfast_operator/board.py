@@ -89,10 +89,6 @@ class Board:
         self._jobs: dict[Key, _Job] = {}
         self._closed = False
 
-    def set_wake(self, wake: Callable[[str, str], None]) -> None:
-        """Install the wake callback (the queue is built after the board)."""
-        self._wake = wake
-
     def open(self) -> None:
         """Begin to serve as leader, knowing nothing: what an earlier term said no longer counts."""
         self._jobs.clear()

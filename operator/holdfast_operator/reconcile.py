@@ -41,10 +41,6 @@ class Reconciler:
         self._kube, self._board, self._clock, self._events = kube, board, clock, events
         self._actor = Actor(kube=kube, board=board, control=control, events=events, metrics=metrics)
 
-    def set_control(self, control: ControlSettings) -> None:
-        """How agents of new pods reach the control endpoint from now on."""
-        self._actor.set_control(control)
-
     async def reconcile(self, namespace: str, name: str) -> float | None:
         """One pass. Seconds until the next one is wanted; None: not before something happens.
 

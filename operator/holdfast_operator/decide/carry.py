@@ -18,23 +18,27 @@ PROGRESS_SECONDS: Final = 2.0
 """How often progress alone is worth a write of the status."""
 DOUBT_SECONDS: Final = 1.0
 """How often a job is looked at while one of its nodes is not ready."""
+SHORTEST_SECONDS: Final = 0.05
+"""How soon a job is looked at again at the earliest."""
 EXIT_SECONDS: Final = 60.0
 """How long the pods of a finished job may take to end by themselves."""
 
 
 def carry_out(view: View, learned: Turn, wait_seconds: float | None) -> Plan:
-    """A plan that changes nothing but the world, and the status only by what was observed."""
+    """A plan that changes nothing but the world, and the status only by what was observed.
+
+    ``wait_seconds``: how long the rule that has spoken wants to wait at most; None if none had anything to say.
+    """
     status, write = _status(view, learned.status)
-    waits = [RESYNC_SECONDS, *_timers(view)]
-    if wait_seconds is not None:
-        waits = [wait_seconds, *([] if conditions.finished(view.status) else _timers(view))]
+    timers = () if conditions.finished(view.status) else _timers(view)
+    latest = RESYNC_SECONDS if wait_seconds is None else wait_seconds
     return Plan(
         status=status,
         actions=tuple(_actions(view)),
         directives=directives(view),
         events=learned.events if write else (),
         counts=learned.counts if write else (),
-        requeue_after_seconds=max(0.05, min(waits)),
+        requeue_after_seconds=max(SHORTEST_SECONDS, min((latest, *timers))),
     )
 
 

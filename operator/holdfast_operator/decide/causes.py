@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from types import MappingProxyType
 from typing import Final
 
@@ -174,7 +174,7 @@ def _end_of(view: View, worker: Worker) -> Iterator[End]:
         return
     evidence = _evidence(pod, lost=lost)
     if reported is not None:
-        evidence = _with_code(evidence, reported.code, reported.cause)
+        evidence = replace(evidence, exit_code=reported.code, agent_cause=reported.cause)
     lines = reported.last_lines if reported is not None else (pod.end.message if pod.end else "")
     yield End(worker, evidence, classify(evidence), heard.age_seconds if heard else 0.0, lines)
 
@@ -191,19 +191,6 @@ def _evidence(pod: PodFact, *, lost: bool) -> Evidence:
         container_reason=pod.end.reason if pod.end is not None else "",
         exit_code=code,
         pod_phase=pod.phase,
-    )
-
-
-def _with_code(evidence: Evidence, code: int, cause: Cause | None) -> Evidence:
-    return Evidence(
-        node_lost=evidence.node_lost,
-        disruption=evidence.disruption,
-        pod_reason=evidence.pod_reason,
-        terminating=evidence.terminating,
-        container_reason=evidence.container_reason,
-        pod_phase=evidence.pod_phase,
-        exit_code=code,
-        agent_cause=cause,
     )
 
 

@@ -69,8 +69,8 @@ def finished(status: TrainingJobStatus) -> bool:
 
 def derive(view: View, status: TrainingJobStatus) -> TrainingJobStatus:
     """The status with the conditions that follow from facts, and the one word for people."""
-    running = _running(view, status)
-    status = put(view, status, Condition.RUNNING, value=running[0], reason=running[1], message=running[2])
+    running, why, message = _running(view, status)
+    status = put(view, status, Condition.RUNNING, value=running, reason=why, message=message)
     status = _checkpoint(view, status)
     status = _preempted(view, status)
     for kind in (Condition.SUSPENDED, Condition.SUCCEEDED, Condition.FAILED):
@@ -79,9 +79,10 @@ def derive(view: View, status: TrainingJobStatus) -> TrainingJobStatus:
             status = put(view, status, kind, value="False", reason=reason)
     if get(status, Condition.ADMITTED) is None:
         status = put(view, status, Condition.ADMITTED, value="Unknown", reason=Reason.INSPECTING_STORAGE)
-    good = running[0] == "True" or holds(status, Condition.SUCCEEDED)
-    status = put(view, status, Condition.READY, value="True" if good else "False", reason=_why(status, running[1]))
-    return status.model_copy(update={"state": _word(status)})
+    succeeded = holds(status, Condition.SUCCEEDED)
+    good: Value = "True" if running == "True" or succeeded else "False"
+    status = put(view, status, Condition.READY, value=good, reason=Reason.COMPLETED if succeeded else why)
+    return status.model_copy(update={"state": _state(status)})
 
 
 def _running(view: View, status: TrainingJobStatus) -> tuple[Value, Reason, str]:
@@ -144,11 +145,8 @@ def get_reason(status: TrainingJobStatus, kind: Condition) -> str:
     return condition.reason if condition is not None else ""
 
 
-def _why(status: TrainingJobStatus, running: Reason) -> Reason:
-    return Reason.COMPLETED if holds(status, Condition.SUCCEEDED) else running
-
-
-def _word(status: TrainingJobStatus) -> str:
+def _state(status: TrainingJobStatus) -> str:
+    """The one word for people; nothing reads it."""
     if finished(status):
         return "Succeeded" if holds(status, Condition.SUCCEEDED) else "Failed"
     if holds(status, Condition.SUSPENDED):

@@ -175,7 +175,7 @@ def _move(view: View, standing: Sequence[Notice]) -> Turn | None:
     binding = [n for n in standing if n.urgency is not Urgency.ADVISORY]
     move = view.status.transition
     if move is None:
-        return _make(view, binding) if binding and move_due_seconds(view, binding) <= 0 else None
+        return _prepare_move(view, binding) if binding and move_due_seconds(view, binding) <= 0 else None
     doomed = {i for n in binding for i in n.workers}
     if not doomed <= set(move.workers):
         return _widen(view, move, binding)
@@ -208,7 +208,7 @@ def switch_left_seconds(view: View, move: Transition) -> float:
     return (move.deadline - view.now).total_seconds() - SWITCH_MARGIN_SECONDS
 
 
-def _make(view: View, binding: Sequence[Notice]) -> Turn:
+def _prepare_move(view: View, binding: Sequence[Notice]) -> Turn:
     """Number the next attempt and prepare it, while the active one trains on."""
     status = view.status
     number = status.attempt + 1

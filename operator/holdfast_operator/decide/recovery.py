@@ -18,9 +18,9 @@ def recover(view: View) -> Turn | Wait | None:
     """An attempt ended: name the first culprit, count one cause, go on with the next number or give up."""
     if not view.status.active_attempt or view.preparing:
         return None
-    found = bad_ends(view)
+    found = _bad_ends(view)
     if not found:
-        return _unfinished_business(view)
+        return _finish_or_hang(view)
     open_seconds = causes.open_seconds(view, found)
     if open_seconds > 0:
         if view.status.end_seen_at is None:
@@ -29,7 +29,7 @@ def recover(view: View) -> Turn | Wait | None:
     return _end_attempt(view, found)
 
 
-def bad_ends(view: View) -> tuple[End, ...]:
+def _bad_ends(view: View) -> tuple[End, ...]:
     """Ends that are neither completion nor an answer to a save that stops the trainers."""
     save = view.status.save
     found = causes.ends(view)
@@ -40,7 +40,7 @@ def bad_ends(view: View) -> tuple[End, ...]:
     return tuple(e for e in found if not e.done and not e.stopped and not (answered and e.aborted))
 
 
-def _unfinished_business(view: View) -> Turn | Wait | None:
+def _finish_or_hang(view: View) -> Turn | Wait | None:
     """Some workers are done and others train on: they get a limit, since a collective may wait for the gone."""
     done = [e for e in causes.ends(view) if e.done]
     since = view.status.end_seen_at
@@ -52,7 +52,7 @@ def _unfinished_business(view: View) -> Turn | Wait | None:
     if left > 0:
         return Wait(left)
     why = f"workers {[e.worker.index for e in done]} finished and the others did not within the limit"
-    return _count(view, Cause.HANG, None, tuple(done), why)
+    return _conclude(view, Cause.HANG, None, tuple(done), why)
 
 
 def _end_attempt(view: View, found: tuple[End, ...]) -> Turn:
@@ -60,12 +60,12 @@ def _end_attempt(view: View, found: tuple[End, ...]) -> Turn:
     silent = _silent(view, found) if first.aborted else ()
     if silent:
         why = f"workers {list(silent)} fell silent and the others were torn down with them"
-        return _count(view, Cause.POD_LOST, None, found, why, more_workers=silent)
+        return _conclude(view, Cause.POD_LOST, None, found, why, more_workers=silent)
     doomed = {i for n in notices.find(view) for i in n.workers}
     preempted = first.worker.index in doomed or _went_as_noticed(view, first)
     preempted = preempted and view.status.preemption is not None and view.status.preemption.standing
     cause = Cause.PREEMPTION if preempted else first.cause
-    return _count(view, cause, first, found, first.sentence)
+    return _conclude(view, cause, first, found, first.sentence)
 
 
 def _went_as_noticed(view: View, end: End) -> bool:
@@ -86,7 +86,7 @@ def _silent(view: View, found: tuple[End, ...]) -> tuple[int, ...]:
     return tuple(i for i, h in heard.items() if h is None or h.age_seconds >= age)
 
 
-def _count(
+def _conclude(
     view: View,
     cause: Cause,
     first: End | None,
