@@ -90,8 +90,8 @@ def test_every_dtype_and_sharding_at_once(eight: World, world: World, tmp_path: 
 
 
 def test_the_small_files_say_what_orbax_says(eight: World, world: World, tmp_path: Path) -> None:
-    fewer = dict(list(KNOWN_TO_ORBAX.items())[::9])
-    for number, (each, drawn) in enumerate(((eight, KNOWN_TO_ORBAX), (world, fewer))):
+    leaves = list(KNOWN_TO_ORBAX.items())  # not all: Orbax takes long per leaf
+    for number, (each, drawn) in enumerate(((eight, dict(leaves[::4])), (world, dict(leaves[1::11])))):
         root = tmp_path / f"{number}" / "run"
         root.parent.mkdir()
         told = []

@@ -61,8 +61,8 @@ class Pair(NamedTuple):
 
 def save(shared: Coordination, root: Path, attempt: int, drawn: Mapping[str, Drawn], writer: WriterName) -> str:
     """Save it as step 1; who wrote it."""
-    store = store_at(root, attempt, shared=shared, settings=StoreSettings(save_seconds=30, writer=writer))
-    store.save(1, build(drawn, attempt)).result(30)
+    store = store_at(root, attempt, shared=shared, settings=StoreSettings(save_seconds=90, writer=writer))
+    store.save(1, build(drawn, attempt)).result(100)
     store.close()
     return writer_of(root / f"{attempt}/1/state")
 
