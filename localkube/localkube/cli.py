@@ -5,20 +5,26 @@ from __future__ import annotations
 import argparse
 import json
 import os
+import re
+import signal
 import sys
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Any
 
 from localkube import registry
 from localkube.binaries import control_plane, helm
 from localkube.cluster import Cluster
 from localkube.components import ClusterOptions
-from localkube.errors import ClusterNameError, LocalkubeError
+from localkube.errors import LocalkubeError, NodeNameError
 from localkube.nodes import NodeOptions
 from localkube.progress import to_stderr
 
 DEFAULT_NAME = "default"
 _FAILURE = 1
+EFFECTS = ("NoSchedule", "PreferNoSchedule", "NoExecute")
+_EFFECT = f":({'|'.join(EFFECTS)})"
+_TAINT = re.compile(rf"[^=:,\s]+(=[^=:,\s]*)?{_EFFECT}")
+_TAINT_TO_REMOVE = re.compile(rf"[^=:,\s]+(=[^=:,\s]*)?({_EFFECT})?")
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
@@ -66,8 +72,9 @@ def _status(options: argparse.Namespace) -> int:
     entries = [registry.find(options.name)] if options.name else registry.running()
     described: dict[str, dict[str, Any]] = {}
     for entry in entries:
-        processes = Cluster.attach(entry.name).processes()
-        described[entry.name] = {**entry.read(), "processes": {n: vars(state) for n, state in processes.items()}}
+        record = entry.read()
+        processes = Cluster.attach(entry.name).processes() if "server_url" in record else {}
+        described[entry.name] = {**record, "processes": {n: vars(state) for n, state in processes.items()}}
     if options.json:
         print(json.dumps(described, indent=2))
     else:
@@ -80,10 +87,11 @@ def _print_status(described: dict[str, dict[str, Any]]) -> None:
     if not described:
         print("no cluster is running")
     for name, cluster in described.items():
-        print(f"{name}  {cluster['server_url']}  {cluster['kubeconfig']}")
+        print(
+            f"{name}  {cluster.get('server_url', 'is still being started')}  {cluster.get('kubeconfig', '')}".rstrip()
+        )
         for process, state in cluster["processes"].items():
-            condition = "running" if state["exit_code"] is None else f"ended with {state['exit_code']}"
-            print(f"  {process:<26} {state['pid']:>8}  {condition}")
+            print(f"  {process:<26} {state['pid']:>8}  {_condition(state['exit_code'])}")
 
 
 def _kubeconfig(options: argparse.Namespace) -> int:
@@ -107,35 +115,48 @@ def _build(options: argparse.Namespace) -> int:
 
 
 def _node_list(options: argparse.Namespace) -> int:
-    for name, state in Cluster.attach(options.name).nodes.processes().items():
-        print(f"{name}  {state.pid}  {'running' if state.exit_code is None else f'ended with {state.exit_code}'}")
+    nodes = Cluster.attach(options.name).nodes.processes()
+    if not nodes:
+        print(f"cluster {options.name!r} has no process node")
+    for name, state in nodes.items():
+        print(f"{name}  {state.pid}  {_condition(state.exit_code)}")
     return 0
 
 
 def _node_add(options: argparse.Namespace) -> int:
     labels = dict(_label(text) for text in options.label)
     Cluster.attach(options.name).add_node(options.node, NodeOptions(labels=labels))
-    return 0
+    return _say(f"node {options.node} is Ready")
 
 
 def _node_kill(options: argparse.Namespace) -> int:
-    Cluster.attach(options.name).nodes.kill(options.node)
-    return 0
+    nodes = Cluster.attach(options.name).nodes
+    state = nodes.processes().get(options.node)
+    if state is not None and state.exit_code is not None:
+        raise NodeNameError(f"node {options.node} is dead already: its process {_condition(state.exit_code)}")
+    nodes.kill(options.node)
+    return _say(f"node {options.node} is dead; its Node object stays")
 
 
 def _node_stop(options: argparse.Namespace) -> int:
     Cluster.attach(options.name).nodes.stop(options.node)
-    return 0
+    return _say(f"node {options.node} has ended; its Node object stays")
 
 
 def _node_restart(options: argparse.Namespace) -> int:
     Cluster.attach(options.name).nodes.restart(options.node)
-    return 0
+    return _say(f"node {options.node} starts again")
 
 
 def _node_taint(options: argparse.Namespace) -> int:
     """`taint` sets, `untaint` removes; both take taints as kubectl writes them (key=value:Effect)."""
     remove = options.verb == "untaint"
+    wanted = _TAINT_TO_REMOVE if remove else _TAINT
+    wrong = [taint for taint in options.taints if not wanted.fullmatch(taint)]
+    if wrong:
+        effects = ", ".join(EFFECTS)
+        form = "KEY[=VALUE][:EFFECT]" if remove else "KEY[=VALUE]:EFFECT"
+        raise LocalkubeError(f"taint {wrong[0]!r}: must be {form}, and EFFECT one of {effects}")
     taints = [f"{taint}-" if remove else taint for taint in options.taints]
     extra = [] if remove else ["--overwrite"]
     done = Cluster.attach(options.name).kubectl("taint", "node", options.node, *taints, *extra, check=False)
@@ -144,35 +165,56 @@ def _node_taint(options: argparse.Namespace) -> int:
     return done.returncode
 
 
+def _say(text: str) -> int:
+    """Tell the user what was done, where it does not mix with a command's output; the exit code of success."""
+    print(text, file=sys.stderr)
+    return 0
+
+
+def _condition(exit_code: int | None) -> str:
+    if exit_code is None:
+        return "running"
+    return f"was ended by {signal.Signals(-exit_code).name}" if exit_code < 0 else f"ended with {exit_code}"
+
+
 def _label(text: str) -> tuple[str, str]:
     key, equals, value = text.partition("=")
     if not key or not equals:
-        raise ClusterNameError(f"--label {text!r}: must be KEY=VALUE")
+        raise LocalkubeError(f"--label {text!r}: must be KEY=VALUE")
     return key, value
 
 
 def _parser() -> argparse.ArgumentParser:
     named = argparse.ArgumentParser(add_help=False)
-    named.add_argument("--name", default=DEFAULT_NAME, help="the cluster's name (default: %(default)s)")
-    parser = argparse.ArgumentParser(prog="python -m localkube", description=__doc__)
+    named.add_argument(
+        "--name", default=DEFAULT_NAME, metavar="CLUSTER", help="the cluster's name (default: %(default)s)"
+    )
+    parser = argparse.ArgumentParser(
+        prog="python -m localkube",
+        description="A real Kubernetes control plane on this machine; its nodes and pods are processes of this user.",
+        epilog="Every command has its own --help.",
+    )
     verbs = parser.add_subparsers(required=True, metavar="COMMAND")
 
     up = verbs.add_parser("up", parents=[named], help="start a cluster that lives until `down`")
-    up.add_argument("--nodes", type=int, default=0, help="process nodes to start (default: %(default)s)")
-    up.add_argument("--node-grace-seconds", type=int, default=ClusterOptions.node_monitor_grace_seconds)
+    up.add_argument("--nodes", type=_at_least(0), default=0, metavar="COUNT",
+                    help="process nodes to start, named node-1, node-2, ... (default: %(default)s)")  # fmt: skip
+    up.add_argument("--node-grace-seconds", type=_at_least(2), metavar="SECONDS",
+                    default=ClusterOptions.node_monitor_grace_seconds,
+                    help="how long a node may be silent before it is NotReady (at least 2, default: %(default)s)")  # fmt: skip
     up.set_defaults(run=_up)
     down = verbs.add_parser("down", parents=[named], help="end a cluster and remove all of its files")
     down.add_argument("--all", action="store_true", help="every cluster of this user")
     down.set_defaults(run=_down)
     status = verbs.add_parser("status", help="list running clusters and their processes")
-    status.add_argument("--name", help="only this one; exit code 1 if one of its processes is dead")
-    status.add_argument("--json", action="store_true")
+    status.add_argument("--name", metavar="CLUSTER", help="only this one; exit code 1 if one of its processes is dead")
+    status.add_argument("--json", action="store_true", help="all that is known, as one JSON object")
     status.set_defaults(run=_status)
     kubeconfig = verbs.add_parser("kubeconfig", parents=[named], help="print the administrator's kubeconfig path")
     kubeconfig.add_argument("--content", action="store_true", help="print the file itself")
     kubeconfig.set_defaults(run=_kubeconfig)
     kubectl = verbs.add_parser("kubectl", parents=[named], help="run kubectl as the administrator")
-    kubectl.add_argument("arguments", nargs=argparse.REMAINDER, metavar="-- ARGUMENTS")
+    kubectl.add_argument("arguments", nargs=argparse.REMAINDER, metavar="-- ARGUMENTS", help="kubectl's own")
     kubectl.set_defaults(run=_kubectl)
     build = verbs.add_parser("build", help="only build the programs, or find them in the cache")
     build.add_argument("--helm", action="store_true", help="helm, too")
@@ -181,22 +223,32 @@ def _parser() -> argparse.ArgumentParser:
     return parser
 
 
+def _at_least(least: int) -> Callable[[str], int]:
+    def number(text: str) -> int:
+        if not text.isdecimal() or int(text) < least:
+            raise argparse.ArgumentTypeError(f"{text!r} is not a whole number of at least {least}")
+        return int(text)
+
+    return number
+
+
 def _add_node_verbs(parser: argparse.ArgumentParser, named: argparse.ArgumentParser) -> None:
     verbs = parser.add_subparsers(required=True, metavar="VERB", dest="verb")
     verbs.add_parser("list", parents=[named], help="the nodes' processes").set_defaults(run=_node_list)
     described = {
         "add": (_node_add, "start a node and wait until it is Ready"),
         "kill": (_node_kill, "node death: SIGKILL to the node and all that runs on it"),
-        "stop": (_node_stop, "end a node's process in order"),
-        "restart": (_node_restart, "power-cycle a node"),
-        "taint": (_node_taint, "set taints (key=value:Effect)"),
-        "untaint": (_node_taint, "remove taints (key=value:Effect, key:Effect or key)"),
+        "stop": (_node_stop, "end a node in order, its pods first; its Node object stays"),
+        "restart": (_node_restart, "power-cycle a node: kill it and start it again; also after `kill`"),
+        "taint": (_node_taint, "set taints (KEY[=VALUE]:EFFECT)"),
+        "untaint": (_node_taint, "remove taints (KEY[=VALUE][:EFFECT])"),
     }
     for verb, (run, text) in described.items():
         one = verbs.add_parser(verb, parents=[named], help=text)
-        one.add_argument("node", metavar="NODE")
+        one.add_argument("node", metavar="NODE", help="the node's name")
         one.set_defaults(run=run)
         if verb == "add":
-            one.add_argument("--label", action="append", default=[], metavar="KEY=VALUE")
+            one.add_argument("--label", action="append", default=[], metavar="KEY=VALUE",
+                             help="a label of the Node object; may be given again")  # fmt: skip
         if run is _node_taint:
-            one.add_argument("taints", nargs="+", metavar="TAINT")
+            one.add_argument("taints", nargs="+", metavar="TAINT", help=f"EFFECT is one of {', '.join(EFFECTS)}")

@@ -22,7 +22,7 @@ from localkube.components import APISERVER, CONTROLLER_MANAGER, ETCD, SCHEDULER,
 from localkube.control import Control, ProcessState, Program, launch_supervisor
 from localkube.errors import LocalkubeError, StartError, SupervisorError
 from localkube.node.access import GRANTS
-from localkube.nodes import NodeOptions, Nodes
+from localkube.nodes import NodeOptions, Nodes, check_name
 from localkube.progress import Progress, silent
 from localkube.registry import Entry, claim, find
 from localkube.rest import AdminClient
@@ -166,14 +166,28 @@ class Cluster(ClusterAccess):
         self.add_nodes([name], options)
 
     def add_nodes(self, names: Sequence[str], options: NodeOptions | None = None) -> None:
-        """Start process nodes side by side and wait until all are Ready."""
+        """Start process nodes side by side and wait until all are Ready.
+
+        Raises NodeNameError, starting none, or StartError with the end of the log of one that has ended.
+        """
+        for name in names:
+            check_name(name)
         grants = {"apiVersion": "v1", "kind": "List", "items": GRANTS}
         self.kubectl("apply", "--filename=-", stdin=json.dumps(grants))
         for name in names:
             self._progress(f"starting {name}")
             self.nodes.add(name, options or NodeOptions())
         for name in names:
+            self._await_node(name)
+
+    def _await_node(self, name: str) -> None:
+        try:
             self._await(f"node {name}", partial(self._node_ready, name), process=name)
+        except StartError:
+            state = self.nodes.processes().get(name)
+            if state is not None and state.exit_code is not None:
+                self.nodes.forget(name)
+            raise
 
     def _create(self, lock_handle: int) -> None:
         state = self._make_state_dir()
@@ -236,9 +250,11 @@ class Cluster(ClusterAccess):
         while not ready():
             for name, state in self.processes().items():
                 if state.exit_code is not None and (process is None or name == process):
-                    raise StartError(f"{name} ended with {state.exit_code} while waiting for {what}:{self._tail(name)}")
+                    raise StartError(
+                        f"{name} ended with {state.exit_code} while {what} was waited for;{self._tail(name)}"
+                    )
             if time.monotonic() > deadline:
-                raise StartError(f"{what} was not ready within {STEP_SECONDS:.0f} s:{self._tail(process or what)}")
+                raise StartError(f"{what} was not ready within {STEP_SECONDS:.0f} s;{self._tail(process or what)}")
             time.sleep(_POLL_SECONDS)
 
     def _tail(self, process: str) -> str:

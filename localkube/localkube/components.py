@@ -22,6 +22,7 @@ ETCD, APISERVER, CONTROLLER_MANAGER, SCHEDULER = (
     "kube-controller-manager",
     "kube-scheduler",
 )
+PROGRAMS = frozenset({ETCD, APISERVER, CONTROLLER_MANAGER, SCHEDULER})
 
 _SERVICE_RANGE = "10.96.0.0/16"
 _FIRST_SERVICE_ADDRESS = "10.96.0.1"
@@ -59,7 +60,7 @@ class ClusterOptions:
             raise ValueError(f"node_monitor_grace_seconds is {self.node_monitor_grace_seconds}, must be at least 2")
         if self.eviction_toleration_seconds < 0:
             raise ValueError(f"eviction_toleration_seconds is {self.eviction_toleration_seconds}, must not be negative")
-        unknown = set(self.extra_arguments) - {ETCD, APISERVER, CONTROLLER_MANAGER, SCHEDULER}
+        unknown = set(self.extra_arguments) - PROGRAMS
         if unknown:
             raise ValueError(f"extra_arguments names {', '.join(sorted(unknown))}, which is no program of localkube")
 

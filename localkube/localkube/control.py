@@ -85,6 +85,10 @@ class Control:
         code = self._ask(request)["exit_code"]
         return None if code is None else int(code)
 
+    def forget(self, name: str) -> None:
+        """Take a process that has ended off the list."""
+        self._ask({"operation": "forget", "name": name})
+
     def detach(self) -> None:
         """Let the cluster outlive the process that asked for it."""
         self._ask({"operation": "detach"})

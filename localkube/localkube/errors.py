@@ -19,6 +19,10 @@ class ClusterNameError(LocalkubeError):
     """No cluster of that name runs, or one does and must not."""
 
 
+class NodeNameError(LocalkubeError):
+    """No process node of that name exists, or the name may not be one's."""
+
+
 class SupervisorError(LocalkubeError):
     """The cluster's supervisor refused a request or is gone."""
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 import shutil
 import signal
 import sys
@@ -10,12 +11,21 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 from localkube.certs import Authority
-from localkube.components import Layout
+from localkube.components import PROGRAMS, Layout
 from localkube.control import Control, ProcessState, Program
-from localkube.errors import SupervisorError
+from localkube.errors import NodeNameError
 from localkube.kubeconfig import write_kubeconfig
 
 _STOP_GRACE_SECONDS = 10.0
+_NAME = re.compile(r"[a-z0-9]([-a-z0-9]{0,61}[a-z0-9])?")
+
+
+def check_name(name: str) -> None:
+    """Raise NodeNameError unless a node may have this name: a folder, a label and a Node object will have it, too."""
+    if not _NAME.fullmatch(name):
+        raise NodeNameError(f"node name {name!r}: must be at most 63 lower-case letters, digits and inner dashes")
+    if name in PROGRAMS:
+        raise NodeNameError(f"node name {name!r}: that is a program of the control plane")
 
 
 @dataclass(frozen=True)
@@ -30,7 +40,7 @@ class NodeOptions:
 
 
 class Nodes:
-    """Starts and ends nodes. Methods raise SupervisorError if the cluster is gone or a name is wrong."""
+    """Starts and ends nodes. Methods raise NodeNameError if a name is wrong, SupervisorError if the cluster is gone."""
 
     def __init__(self, layout: Layout, server_url: str, control: Control) -> None:
         self._layout = layout
@@ -39,6 +49,7 @@ class Nodes:
 
     def kubeconfig(self, name: str) -> Path:
         """Write the node's kubeconfig (client certificate for `system:node:<name>`) and return its path."""
+        check_name(name)
         authority = Authority.load(self._layout.pki)
         folder = self._layout.nodes / name
         folder.mkdir(mode=0o700, exist_ok=True)
@@ -64,9 +75,14 @@ class Nodes:
         self._control.stop(name, signal_number=signal.SIGKILL)
 
     def stop(self, name: str) -> None:
-        """Ask the node's process to end, then remove its files. Its Node object stays."""
+        """Ask the node's process to end, then remove its files; it cannot be restarted. Its Node object stays."""
         self._check_node(name)
         self._control.stop(name, signal_number=signal.SIGTERM, grace_seconds=_STOP_GRACE_SECONDS)
+        self.forget(name)
+
+    def forget(self, name: str) -> None:
+        """Remove what is left of a node whose process has ended, all but its log."""
+        self._control.forget(name)
         shutil.rmtree(self._layout.nodes / name, ignore_errors=True)
 
     def restart(self, name: str) -> None:
@@ -81,4 +97,4 @@ class Nodes:
     def _check_node(self, name: str) -> None:
         nodes = self.processes()
         if name not in nodes:
-            raise SupervisorError(f"no process node named {name!r} (there are: {', '.join(nodes) or 'none'})")
+            raise NodeNameError(f"no process node named {name!r} (there are: {', '.join(nodes) or 'none'})")

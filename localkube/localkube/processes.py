@@ -68,7 +68,7 @@ class ProcessTable:
         """
         known = self.children.get(name)
         if known is not None and known.exit_code is None:
-            raise ValueError(f"{name} is running already, as process {known.pid}")
+            raise ValueError(f"it is running already, as process {known.pid}")
         with launch.log.open("ab") as log:
             process = subprocess.Popen(
                 list(launch.argv),
@@ -92,6 +92,14 @@ class ProcessTable:
             self._await_exit([child], _KILL_SECONDS)
         self.end_strays()
         return child
+
+    def forget(self, name: str) -> None:
+        """Take a process that has ended off the list. Raises KeyError for an unknown name, ValueError if it runs."""
+        self.reap()
+        child = self.children[name]
+        if child.exit_code is None:
+            raise ValueError(f"it is running, as process {child.pid}")
+        del self.children[name]
 
     def stop_all(self, *, node_grace_seconds: float) -> None:
         """End everything: nodes are asked first, the rest is killed, for its data is thrown away anyway."""

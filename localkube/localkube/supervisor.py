@@ -42,6 +42,7 @@ class Supervisor:
             "start": self._start,
             "restart": self._restart,
             "stop": self._stop,
+            "forget": self._forget,
             "detach": self._detach,
             "shutdown": self._shutdown,
         }
@@ -115,7 +116,9 @@ class Supervisor:
             with connection.makefile("rb") as stream:
                 request = json.loads(stream.readline(_REQUEST_BYTES))
             return self._operations[request["operation"]](request)
-        except (KeyError, ValueError, TypeError, OSError) as error:
+        except ValueError as error:
+            return {"error": str(error)}
+        except (KeyError, TypeError, OSError) as error:
             return {"error": f"{type(error).__name__}: {error}"}
 
     def _list(self, _request: dict[str, Any]) -> dict[str, Any]:
@@ -147,6 +150,10 @@ class Supervisor:
             request["name"], signal_number=request["signal"], grace_seconds=request["grace_seconds"]
         )
         return {"exit_code": child.exit_code}
+
+    def _forget(self, request: dict[str, Any]) -> dict[str, Any]:
+        self._table.forget(request["name"])
+        return {}
 
     def _detach(self, _request: dict[str, Any]) -> dict[str, Any]:
         self._detached = True

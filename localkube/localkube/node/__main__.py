@@ -12,7 +12,7 @@ import signal
 import sys
 from pathlib import Path
 
-from localkube.node.api import Json
+from localkube.node.api import ApiError, Json
 from localkube.node.containers import StartFailed
 from localkube.node.images import Images
 from localkube.node.program import NodeProgram, Settings
@@ -110,7 +110,7 @@ def main() -> int:
             ctypes.CDLL(None).prctl(PR_SET_PDEATHSIG, ctypes.c_ulong(signal.SIGTERM), 0, 0, 0)
     try:
         asyncio.run(serve(arguments))
-    except (StartFailed, OSError, ValueError, json.JSONDecodeError) as problem:
+    except (StartFailed, ApiError, OSError, ValueError, json.JSONDecodeError) as problem:
         print(f"node {arguments.name}: {problem}", file=sys.stderr)
         return 1
     return 0
