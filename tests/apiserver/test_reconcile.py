@@ -16,7 +16,7 @@ from holdfast_contract.manifest import CheckpointRef
 from holdfast_contract.reasons import Condition, Reason, SaveOutcome
 from holdfast_contract.sync import Action, Directive, Inspection
 from holdfast_operator.board import PodIdentity
-from holdfast_operator.decide import conditions
+from holdfast_operator.decide import conditions, recovery
 from holdfast_operator.gateway.errors import Invalid
 from tests.support.kubectl import kubectl
 from tests.support.reconcile_rig import CONTROL, Rig, rig
@@ -110,6 +110,7 @@ def test_crash_keeps_the_pods(play: Rig) -> None:
     assert status.restarts == {"Failure": 1}
     assert {n: p.metadata.uid for n, p in play.pods().items()} == before
     assert len(status.failure_times) == 1
+    assert status.failures.count == 1, "as the API server has stored it"
 
 
 def test_notice_moves_the_worker_to_another_node(play: Rig) -> None:
@@ -120,6 +121,7 @@ def test_notice_moves_the_worker_to_another_node(play: Rig) -> None:
     play.settle(lambda: restarted(play))
     status = play.job().status
     assert status.restarts == {"Preemption": 1}
+    assert status.failures.count == 0, "it was warned and lost nothing"
     assert status.preemption is not None
     assert status.preemption.outcome is SaveOutcome.COMMITTED
     play.settle(lambda: len(play.pods()) == 2)
@@ -128,6 +130,29 @@ def test_notice_moves_the_worker_to_another_node(play: Rig) -> None:
     replacement = play.pods()[f"job-{doomed[0]}-2"].spec.affinity.node_affinity
     terms = replacement.required_during_scheduling_ignored_during_execution.node_selector_terms
     assert [f.values for t in terms for f in t.match_fields] == [[node]]
+
+
+def test_a_pod_takes_the_place_that_was_doomed_when_nothing_else_is_to_be_had(
+    play: Rig, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The notice is withdrawn after the pod was gone and its replacement made: an affinity cannot be taken back."""
+    monkeypatch.setattr(recovery, "PLACE_SECONDS", 2.0)
+    started(play)
+    node = play.pods()["job-1-0"].spec.node_name
+    doomed = [name for name, pod in play.pods().items() if pod.spec.node_name == node]
+    for other in play.nodes:
+        if other != node:
+            play.taint(other, "example.com/full")
+    play.taint(node, "karpenter.sh/disrupted")
+    play.settle(lambda: "job-1-2" in play.pods())
+    for name in doomed:
+        play.core.delete_namespaced_pod(name, play.namespace, grace_period_seconds=0)
+    play.settle(lambda: (move := play.job().status.transition) is not None and not move.training)
+    assert play.pods()["job-1-2"].spec.node_name is None
+    play.taint(node, "karpenter.sh/disrupted", present=False)
+    play.settle(lambda: restarted(play) and len(play.pods()) == 2)
+    assert play.pods()["job-1-3"].spec.node_name == node
+    assert play.job().status.restarts == {"Preemption": 1}
 
 
 def test_conflict_is_decided_anew_and_counted_once(play: Rig) -> None:
