@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import json
 import os
 import shutil
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
+import jax
 import jax.numpy as jnp
 import numpy as np
 import orbax.checkpoint as ocp
@@ -15,11 +17,11 @@ import pytest
 from orbax.checkpoint import v1 as orbax_v1
 
 import holdfast
-from holdfast import errors
+from holdfast import comparing, errors
 from holdfast.cli import main
 from holdfast.store import fs
 from holdfast_contract.keys import MANIFEST_FILE
-from tests.support.storage_states import flip_bit
+from tests.support.storage_states import bits, flip_bit, store_at
 
 
 def _state(seed: int) -> dict[str, Any]:
@@ -249,3 +251,122 @@ def test_the_command_line_seals_and_verifies(root: Path, capsys: pytest.CaptureF
     assert main(["checkpoints", "rm", "--force", str(root / "1")]) == 1, "not Holdfast's"
     os.truncate(root / "1" / "_CHECKPOINT_METADATA", 3)
     assert main(["checkpoints", "verify", str(root / "1")]) == 1
+
+
+def _mixed(seed: int) -> dict[str, Any]:
+    return {
+        "params": {"w": jnp.arange(600.0).reshape(20, 30) + seed, "b": jnp.full(3, seed, jnp.bfloat16)},
+        "layers": [{"k": jnp.ones(2) * seed}, (jnp.zeros(1), None)],
+        "key": jax.random.key(seed),
+        "table": np.arange(5, dtype=np.int64) * seed,
+        "step": seed,
+        "scale": 0.5 * seed,
+    }
+
+
+def _by_manager(root: Path, **handler: Any) -> None:
+    made = ocp.PyTreeCheckpointHandler(**handler)
+    with ocp.CheckpointManager(root, item_handlers=made) as manager:
+        for step in (1, 2):
+            manager.save(step, args=ocp.args.PyTreeSave(_mixed(step)))
+
+
+def _by_second_generation(root: Path) -> None:
+    with orbax_v1.training.Checkpointer(root) as checkpointer:
+        for step in (1, 2):
+            checkpointer.save(step, _mixed(step))
+
+
+FOREIGN: dict[str, Callable[[Path], None]] = {
+    "zstd": _by_manager,
+    "raw": lambda root: _by_manager(root, use_compression=False),
+    "zarr3": lambda root: _by_manager(root, use_zarr3=True),
+    "second generation": _by_second_generation,
+}
+
+
+@pytest.mark.parametrize("written", FOREIGN)
+def test_a_sealed_checkpoint_is_loaded_whole_in_parts_and_into_a_tree(tmp_path: Path, written: str) -> None:
+    root = tmp_path / "mine"
+    FOREIGN[written](root)
+    with pytest.raises(FileNotFoundError):
+        holdfast.load(root)  # nothing is sealed
+    holdfast.seal(root)
+    whole = holdfast.load(root)
+    assert (whole.step, whole.attempt, whole.rejected) == (2, 0, ())
+    expected = _mixed(2)
+    for name in ("key", "table", "step", "scale"):
+        assert bits(whole.state[name]) == bits(expected[name]), name
+    assert bits(whole.state["params"]) == bits(expected["params"])
+    assert bits(whole.state["layers"]["0"]["k"]) == bits(expected["layers"][0]["k"])
+    part = holdfast.load(root, step=1, parts=("params",), like={"params": _mixed(0)["params"]})
+    assert bits(part.state["params"]) == bits(_mixed(1)["params"])
+    assert bits(holdfast.load(root / "1", like=_mixed(0)).state) == bits(_mixed(1))
+    with pytest.raises(errors.StructureMismatch, match="extra"):
+        holdfast.load(root, like=_mixed(0) | {"extra": jnp.zeros(1)})
+    flip_bit(next((root / "2").rglob("_METADATA")))
+    older = holdfast.load(root)
+    assert (older.step, [r.step for r in older.rejected]) == (1, [2])
+    with pytest.raises(errors.DamagedCheckpoint):
+        holdfast.load(root, step=2)
+
+
+@pytest.mark.parametrize("written", FOREIGN)
+def test_sealed_checkpoints_are_compared_leaf_by_leaf(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], written: str
+) -> None:
+    root = tmp_path / "mine"
+    FOREIGN[written](root)
+    holdfast.seal(root)
+    assert main(["checkpoints", "diff", "--json", str(root / "1"), str(root / "2")]) == 1
+    said = json.loads(capsys.readouterr().out)
+    assert (said["only_first"], said["only_second"], said["changed"]) == ([], [], [])
+    assert said["max_abs_difference"] == {
+        "params.w": 1.0,
+        "params.b": 1.0,
+        "layers.0.k": 1.0,
+        "key": said["max_abs_difference"]["key"],
+        "table": 4.0,
+        "step": 1.0,
+        "scale": 0.5,
+    }
+    assert main(["checkpoints", "diff", str(root / "1"), str(root / "1")]) == 0
+    assert main(["checkpoints", "diff", "--structure", str(root / "1"), str(root / "2")]) == 0
+    flip_bit(next((root / "2").rglob("_METADATA")))
+    capsys.readouterr()
+    assert main(["checkpoints", "diff", str(root / "1"), str(root / "2")]) not in {0, None}
+    assert "digest" in capsys.readouterr().err
+
+
+def test_a_sealed_step_is_compared_with_a_checkpoint_of_a_session(tmp_path: Path) -> None:
+    _by_manager(tmp_path / "theirs")
+    holdfast.seal(tmp_path / "theirs")
+    store = store_at(tmp_path / "ours", 1)
+    store.save(2, _mixed(2)).result(30)
+    store.close()
+    same = comparing.compare(tmp_path / "ours" / "1" / "2", tmp_path / "theirs" / "2")
+    assert same.same, list(same.lines())
+    other = comparing.compare(tmp_path / "ours" / "1" / "2", tmp_path / "theirs" / "1")
+    assert other.values is not None
+    assert other.values["table"] == 4.0
+
+
+def test_of_several_items_names_begin_with_the_items(tmp_path: Path) -> None:
+    root = tmp_path / "mine"
+    with _manager(root) as manager:
+        items = {"weights": ocp.args.StandardSave(_state(1)), "ema": ocp.args.PyTreeSave({"w": jnp.ones(2)})}
+        manager.save(1, args=ocp.args.Composite(**items, notes=ocp.args.JsonSave({"a": 1})))
+    holdfast.seal(root)
+    loaded = holdfast.load(root)
+    assert set(loaded.state) == {"weights", "ema"}
+    assert bits(loaded.state["weights"]["params"]) == bits(_state(1)["params"])
+    assert bits(holdfast.load(root, parts=("ema",)).state) == bits({"ema": {"w": jnp.ones(2)}})
+
+
+def test_a_sealed_step_without_arrays_says_so(tmp_path: Path) -> None:
+    root = tmp_path / "mine"
+    with _manager(root) as manager:
+        manager.save(1, args=ocp.args.Composite(notes=ocp.args.JsonSave({"a": 1})))
+    holdfast.seal(root)
+    with pytest.raises(ValueError, match="_METADATA"):
+        holdfast.load(root)

@@ -14,6 +14,7 @@ from holdfast.coordination import Coordination
 from holdfast.store import UNPINNED, orbax_io, verifying
 from tests.support.reshard_tasks import Layout, laid_out, sharding_of
 from tests.support.storage_states import bits, state_of, store_at
+from tests.support.storage_world import Scoped
 
 
 @contextmanager
@@ -42,10 +43,15 @@ def reading(*, by_orbax: bool) -> Iterator[list[str]]:
 def restored(root: Path, attempt: int, wanted: Any, *, by_orbax: bool, shared: Coordination | None = None) -> Any:
     """The newest checkpoint's state, read in one of the two ways and in no other."""
     with reading(by_orbax=by_orbax) as readers:
-        found = store_at(root, attempt, shared=shared).restore(UNPINNED, wanted)
+        found = store_at(root, attempt, shared=_world_of(shared, attempt)).restore(UNPINNED, wanted)
     assert found is not None
     assert readers == (["none", "orbax"] if by_orbax else ["holdfast"]), readers
     return found.state
+
+
+def _world_of(shared: Coordination | None, attempt: int) -> Coordination | None:
+    """A coordinator serves one attempt only."""
+    return None if shared is None else Scoped(shared, f"attempt-{attempt}")
 
 
 def placements(state: Any) -> list[Any]:
@@ -80,7 +86,7 @@ def donate_after_restore(shared: Coordination | None, root: Path, attempt: int, 
         shardings = {"w": split if number else whole, "b": whole}
         return {name: _array(value, shardings[name]) for name, value in values.items()}
 
-    store = store_at(root, attempt, shared=shared)
+    store = store_at(root, attempt, shared=_world_of(shared, attempt))
     store.save(1, made(0)).result(30)
     store.close()
     step = jax.jit(lambda state: jax.tree.map(lambda x: x * 2 + 1, state), donate_argnums=0)

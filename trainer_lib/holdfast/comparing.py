@@ -9,9 +9,9 @@ from dataclasses import dataclass
 from typing import Any
 
 from holdfast import catalog, errors
-from holdfast.store.leaves import STRUCTURE_FILE, Leaf, from_bytes, name_of
+from holdfast.contents import Contents, contents_of
+from holdfast.store.leaves import Leaf
 from holdfast_contract import codec
-from holdfast_contract.keys import STATE_FOLDER
 from holdfast_contract.runfolder import Found
 
 
@@ -74,8 +74,8 @@ def compare(first: str | os.PathLike[str], second: str | os.PathLike[str], *, va
         FileNotFoundError: a path is not the folder of a checkpoint.
         DamagedCheckpoint: one may not be believed.
     """
-    founds = [_found(path, deep=values) for path in (first, second)]
-    one, two = (_leaves(found) for found in founds)
+    both = [contents_of(_found(path, deep=values)) for path in (first, second)]
+    one, two = (contents.leaves for contents in both)
     common = [name for name in one if name in two]
     changed = [Change(n, _said(one[n]), _said(two[n])) for n in common if _said(one[n]) != _said(two[n])]
     same = [name for name in common if _said(one[name]) == _said(two[name])]
@@ -84,7 +84,7 @@ def compare(first: str | os.PathLike[str], second: str | os.PathLike[str], *, va
         only_second=tuple(name for name in two if name not in one),
         changed=tuple(changed),
         compared=len(common),
-        values=_values(founds, {name: one[name] for name in same}) if values else None,
+        values=_values(both, {name: one[name] for name in same}) if values else None,
     )
 
 
@@ -100,21 +100,12 @@ def _found(path: str | os.PathLike[str], *, deep: bool) -> Found:
     return entry
 
 
-def _leaves(found: Found) -> dict[str, Leaf]:
-    path = found.folder / STRUCTURE_FILE
-    if not path.exists():
-        raise ValueError(
-            f"{found.folder}: was sealed, not saved by Holdfast; only checkpoints of sessions are compared"
-        )
-    return {name_of(leaf.path): leaf for leaf in from_bytes(path.read_bytes()).leaves}
-
-
-def _values(founds: list[Found], leaves: Mapping[str, Leaf]) -> dict[str, float]:
+def _values(both: list[Contents], leaves: Mapping[str, Leaf]) -> dict[str, float]:
     from holdfast.reading import batches, read_raw
 
     differing: dict[str, float] = {}
     for batch in batches(leaves):
-        one, two = (read_raw(found.folder / STATE_FOLDER, batch) for found in founds)
+        one, two = (read_raw(contents, batch) for contents in both)
         for name in batch:
             if one[name].tobytes() != two[name].tobytes():
                 differing[name] = _greatest(one[name], two[name])

@@ -10,13 +10,13 @@ from pathlib import Path
 from typing import Any
 
 from holdfast import errors, metadata
-from holdfast.catalog import Place, choose, is_step, one_place, step_at
+from holdfast.catalog import choose, is_step, one_place, step_at
+from holdfast.contents import Contents, contents_of
 from holdfast.store.candidates import NEWEST, Choice, Metric
 from holdfast.store.changes import Allowed, compare
-from holdfast.store.leaves import STRUCTURE_FILE, Leaf, Structure, from_bytes, is_below, name_of
-from holdfast_contract.keys import STATE_FOLDER
+from holdfast.store.leaves import Leaf, Structure, is_below, name_of
 from holdfast_contract.manifest import Manifest, Rejection
-from holdfast_contract.runfolder import Found, RunFolder
+from holdfast_contract.runfolder import Found
 
 PyTree = Any
 
@@ -61,7 +61,8 @@ def load(  # noqa: PLR0913  one call with a name for every choice, all but the p
     Every process that calls this reads and verifies the whole checkpoint; in a training program use a session.
 
     Args:
-        path: a checkpoint path, the folder of a run or attempt in it, or the folder of one step.
+        path: a checkpoint path, the folder of a run or attempt in it, the folder of an Orbax manager whose steps were
+            sealed, or the folder of one step.
         run: which run below ``path``, if there are several.
         step: this step and no other, from the newest attempt that has it.
         best: ``("loss", "min")`` or ``("accuracy", "max")``: the best valid one by a metric given to ``commit``.
@@ -81,13 +82,14 @@ def load(  # noqa: PLR0913  one call with a name for every choice, all but the p
     """
     choice = Choice(step, best)
     found, rejected = _chosen(path, run, choice)
-    stored = _within(_structure_of(found), parts)
+    contents = contents_of(found)
+    stored = _within(contents.leaves, parts)
     if like is None:
         if new_leaves or dropped_leaves:
             raise ValueError("new_leaves, dropped_leaves: found without like, allowed: with the tree that differs")
-        filled = _Filled(_nested(found, stored))
+        filled = _Filled(_nested(contents, stored))
     else:
-        filled = _filled(found, stored, like, Allowed(tuple(new_leaves), tuple(dropped_leaves)))
+        filled = _filled(contents, stored, like, Allowed(tuple(new_leaves), tuple(dropped_leaves)))
     ref = found.ref
     return Loaded(
         filled.state,
@@ -112,7 +114,6 @@ class _Filled:
 def _chosen(path: str | os.PathLike[str], run: str | None, choice: Choice) -> tuple[Found, tuple[Rejection, ...]]:
     if run is None and is_step(path):
         place, entry = step_at(path)
-        _require_run(place)
         if choice != NEWEST:
             raise ValueError(f"step, best: found one with the folder of a single step, {os.fspath(path)}")
         checked = place.check(entry, deep=True)
@@ -120,24 +121,10 @@ def _chosen(path: str | os.PathLike[str], run: str | None, choice: Choice) -> tu
             raise errors.DamagedCheckpoint(checked.folder, reason=checked.reason)
         return entry, ()
     place = one_place(path, run=run)
-    _require_run(place)
     return choose(place, choice)
 
 
-def _require_run(place: Place) -> None:
-    if not isinstance(place.folder, RunFolder):
-        remedy = "verify it with holdfast.verify_sealed and load it with the program that wrote it"
-        raise ValueError(  # noqa: TRY004  a wrong path, not a wrong type
-            f"path: found {place.root}, a sealed checkpoint, allowed: one of a session; {remedy}"
-        )
-
-
-def _structure_of(found: Found) -> dict[str, Leaf]:
-    leaves = from_bytes((found.folder / STRUCTURE_FILE).read_bytes()).leaves
-    return {name_of(leaf.path): leaf for leaf in leaves}
-
-
-def _within(stored: dict[str, Leaf], parts: Sequence[str] | None) -> dict[str, Leaf]:
+def _within(stored: Mapping[str, Leaf], parts: Sequence[str] | None) -> Mapping[str, Leaf]:
     if parts is None:
         return stored
     if isinstance(parts, str) or not parts:
@@ -151,12 +138,11 @@ def _within(stored: dict[str, Leaf], parts: Sequence[str] | None) -> dict[str, L
     return {name: leaf for name, leaf in stored.items() if any(is_below(name, part) for part in parts)}
 
 
-def _nested(found: Found, stored: Mapping[str, Leaf]) -> PyTree:
+def _nested(contents: Contents, stored: Mapping[str, Leaf]) -> PyTree:
     from holdfast.reading import abstract_leaf
-    from holdfast.store import orbax_io
 
     wanted = {name: abstract_leaf(leaf) for name, leaf in stored.items()}
-    values = orbax_io.load_named(found.folder / STATE_FOLDER, wanted)
+    values = contents.read(wanted)
     if set(values) == {""}:
         return values[""]
     tree: dict[str, Any] = {}
@@ -169,10 +155,9 @@ def _nested(found: Found, stored: Mapping[str, Leaf]) -> PyTree:
     return tree
 
 
-def _filled(found: Found, stored: Mapping[str, Leaf], like: PyTree, allowed: Allowed) -> _Filled:
+def _filled(contents: Contents, stored: Mapping[str, Leaf], like: PyTree, allowed: Allowed) -> _Filled:
     import jax
 
-    from holdfast.store import orbax_io
     from holdfast.store.structure import structure_of
 
     paths, treedef = jax.tree_util.tree_flatten_with_path(like)
@@ -183,9 +168,7 @@ def _filled(found: Found, stored: Mapping[str, Leaf], like: PyTree, allowed: All
     new = tuple(name for name in here if f".{name}" in changed.new)
     given = dict(zip(here, (value for _, value in paths), strict=True))
     _require_real(new, given)
-    values = orbax_io.load_named(
-        found.folder / STATE_FOLDER, {name: value for name, value in given.items() if name not in new}
-    )
+    values = contents.read({name: value for name, value in given.items() if name not in new})
     filled = [given[name] if name in new else values[name] for name in here]
     dropped = tuple(name for name in there if f".{name}" in changed.dropped)
     return _Filled(jax.tree_util.tree_unflatten(treedef, filled), new, dropped)

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterator, Mapping
-from pathlib import Path
 from typing import Any, Final
 
 import jax
@@ -12,7 +11,7 @@ import jax.numpy as jnp
 import numpy as np
 import numpy.typing as npt
 
-from holdfast.store import orbax_io
+from holdfast.contents import Contents
 from holdfast.store.leaves import Leaf, LeafKind
 
 BATCH_BYTES: Final = 256 * 1024 * 1024
@@ -37,13 +36,13 @@ def abstract_leaf(leaf: Leaf) -> Any:
     return jax.ShapeDtypeStruct(leaf.shape, jnp.dtype(leaf.dtype))  # type: ignore[no-untyped-call]
 
 
-def read_raw(folder: Path, leaves: Mapping[str, Leaf]) -> dict[str, npt.NDArray[Any]]:
-    """The numbers of the leaves below a ``state`` folder, by name; of keys their data."""
+def read_raw(contents: Contents, leaves: Mapping[str, Leaf]) -> dict[str, npt.NDArray[Any]]:
+    """The numbers of some leaves of a checkpoint, by name; of keys their data."""
     wanted = {
         name: np.empty(leaf.shape, jnp.dtype(leaf.dtype)) if leaf.kind is LeafKind.ARRAY else abstract_leaf(leaf)
         for name, leaf in leaves.items()
     }
-    return {name: _raw(value) for name, value in orbax_io.load_named(folder, wanted).items()}
+    return {name: _raw(value) for name, value in contents.read(wanted).items()}
 
 
 def batches(leaves: Mapping[str, Leaf]) -> Iterator[dict[str, Leaf]]:

@@ -102,6 +102,13 @@ def load_named(folder: Path, wanted: Mapping[str, Any]) -> dict[str, Any]:
     return values
 
 
+def stored_leaves(folder: Path) -> list[tuple[str, tuple[int, ...], str]]:
+    """(stored name, shape, dtype) of every leaf, of random keys those of their data."""
+    metadata = _translated(lambda: _handler().metadata(epath.Path(folder)), folder)
+    leaves = (leaf for leaf in jax.tree_util.tree_leaves(metadata.tree) if hasattr(leaf, "dtype"))
+    return [(leaf.name, tuple(getattr(leaf, "shape", ())), str(np.dtype(leaf.dtype))) for leaf in leaves]
+
+
 def _restore(folder: Path, item: PyTree) -> PyTree:
     arguments = jax.tree_util.tree_map(_restore_arguments, item)
     request = ocp.args.PyTreeRestore(item=item, restore_args=arguments)

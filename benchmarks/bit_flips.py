@@ -1,0 +1,233 @@
+"""Single flipped bits in checkpoints at rest: is each one found, and is the right file named?
+
+``python -m benchmarks.bit_flips [--flips 10000] [--control 300] [--seed 1] [--json FILE]``
+
+Real checkpoints of three layouts in turn: Holdfast's own (OCDBT, raw chunks); a plain Orbax manager's (OCDBT, zstd) and one
+with a file per chunk (zarr), both sealed. Each time one random bit of one random file is flipped, every byte is verified
+as before a restore, and the bit is put back. Half of the files are drawn by size (where rot happens), half evenly (where a
+small file matters most). The manifest is a file like any other; a flip in it may leave a manifest that reads well, and
+then its digest, which status, pins and parents carry, is what tells: such flips are counted apart. Exit code 1 if one
+flip is missed or another file is named.
+
+Control: the same kind of flip, and plain Orbax loads the checkpoint; how often it returns other numbers without a word.
+"""
+
+from __future__ import annotations
+
+import argparse
+import contextlib
+import io
+import json
+import logging
+import random
+import sys
+import tempfile
+import time
+import warnings
+from collections import Counter
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, Final
+
+import jax
+import numpy as np
+import orbax.checkpoint as ocp
+
+import holdfast
+from holdfast import catalog
+from holdfast.coordination import LocalCoordination
+from holdfast.store import Store
+from holdfast_contract.keys import MANIFEST_FILE
+from holdfast_contract.manifest import Owner
+from holdfast_contract.runfolder import Found, RunFolder
+
+STEP: Final = 1
+MISSED: Final = "missed"
+_PROGRESS_SECONDS: Final = 5.0
+
+
+@dataclass(frozen=True)
+class Target:
+    """One checkpoint: its folder, where its arrays lie for Orbax, and the digest of its manifest."""
+
+    layout: str
+    folder: Path
+    state: Path
+    digest: str
+
+    def files(self) -> list[Path]:
+        """Everything that may rot."""
+        return sorted(path for path in self.folder.rglob("*") if path.is_file() and path.stat().st_size)
+
+
+@dataclass(frozen=True)
+class Flip:
+    """One bit of one file."""
+
+    path: Path
+    byte: int
+    bit: int
+    drawn: str
+
+    @contextlib.contextmanager
+    def applied(self) -> Iterator[None]:
+        """Inside, the bit is the other way round."""
+        self._turn()
+        try:
+            yield
+        finally:
+            self._turn()
+
+    def _turn(self) -> None:
+        with self.path.open("r+b") as file:
+            file.seek(self.byte)
+            found = file.read(1)[0]
+            file.seek(self.byte)
+            file.write(bytes([found ^ (1 << self.bit)]))
+
+
+def main() -> int:
+    """Prints the tables."""
+    options = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    options.add_argument("--flips", type=int, default=10_000)
+    options.add_argument("--control", type=int, default=300)
+    options.add_argument("--seed", type=int, default=1)
+    options.add_argument("--json", type=Path, help="writes the figures there")
+    chosen = options.parse_args()
+    draw = random.Random(chosen.seed)
+    with tempfile.TemporaryDirectory(prefix="holdfast-flips-") as scratch:
+        state = build_state()
+        targets = write_targets(Path(scratch), state)
+        sizes = {t.layout: sum(p.stat().st_size for p in t.files()) for t in targets}
+        print(f"seed {chosen.seed}; bytes: {sizes}; files: { {t.layout: len(t.files()) for t in targets} }")
+        found = verify_flips(targets, draw, chosen.flips)
+        taken = load_flips(targets, state, draw, chosen.control)
+    print(f"\nHoldfast, {chosen.flips} flips:")
+    _print_counts(found)
+    print(f"\ncontrol, plain Orbax, {chosen.control} flips:")
+    _print_counts(taken)
+    missed = sum(count for (_, _, outcome), count in found.items() if outcome == MISSED)
+    print(f"\n{chosen.flips - missed} of {chosen.flips} found, the right file named each time; {missed} missed")
+    if chosen.json:
+        chosen.json.write_text(json.dumps({"holdfast": _jsonable(found), "orbax": _jsonable(taken)}, indent=1))
+    return 1 if missed else 0
+
+
+def build_state() -> dict[str, Any]:
+    """A quarter of a mebibyte in eight arrays and a counter."""
+    numbers = np.random.default_rng(3)
+    state = {f"w{n}": jax.device_put(numbers.standard_normal((64, 128), dtype=np.float32)) for n in range(8)}
+    return {"params": state, "count": jax.device_put(np.int32(7))}
+
+
+def write_targets(folder: Path, state: Any) -> list[Target]:
+    """The checkpoint in every layout."""
+    run = RunFolder(folder / "own")
+    run.root.mkdir()
+    owner = Owner(job_uid="benchmark", namespace="", name="flips", attempt=1)
+    store = Store(run, attempt=1, owner=owner, coordination=LocalCoordination())
+    store.claim()
+    ref = store.save(STEP, state).result(60)
+    store.close()
+    own = run.step_folder(1, STEP)
+    targets = [Target("holdfast", own, own / "state", ref.digest)]
+    for name, arguments in (("sealed, zstd", {}), ("sealed, zarr files", {"use_ocdbt": False})):
+        root = folder / name.replace(", ", "-").replace(" ", "-")
+        handler = ocp.PyTreeCheckpointHandler(**arguments)
+        with ocp.CheckpointManager(root, item_handlers=handler) as manager:
+            manager.save(STEP, args=ocp.args.PyTreeSave(state))
+        [sealed] = holdfast.seal(root, STEP)
+        step = root / str(STEP)
+        targets.append(Target(name, step, step / "default", sealed.digest))
+    return targets
+
+
+def draw_flip(target: Target, draw: random.Random) -> Flip:
+    """A bit of a file, drawn by size or evenly."""
+    files = target.files()
+    drawn = draw.choice(("by size", "evenly"))
+    weights = [path.stat().st_size for path in files] if drawn == "by size" else None
+    path = draw.choices(files, weights)[0]
+    return Flip(path, draw.randrange(path.stat().st_size), draw.randrange(8), drawn)
+
+
+Counts = Counter[tuple[str, str, str]]
+"""(layout, how the file was drawn, outcome)."""
+
+
+def verify_flips(targets: list[Target], draw: random.Random, flips: int) -> Counts:
+    """What a deep verification says of each."""
+    counts: Counts = Counter()
+    for target in targets:
+        if (said := verified(target)) != ("", True):
+            raise SystemExit(f"{target.layout}: an undamaged checkpoint is refused: {said}")
+    shown = time.monotonic()
+    for number in range(flips):
+        target = targets[number % len(targets)]
+        flip = draw_flip(target, draw)
+        with flip.applied():
+            reason, same_manifest = verified(target)
+        name = flip.path.relative_to(target.folder).as_posix()
+        if name in reason:
+            outcome = "found"
+        elif name == MANIFEST_FILE and not same_manifest:
+            outcome = "found by the manifest's digest"
+        else:
+            outcome = MISSED
+            print(f"{MISSED}: {name} byte {flip.byte} bit {flip.bit}: {reason or 'valid'}", file=sys.stderr)
+        counts[target.layout, flip.drawn, outcome] += 1
+        if time.monotonic() - shown > _PROGRESS_SECONDS:
+            shown = time.monotonic()
+            print(f"{number + 1} of {flips}", file=sys.stderr, flush=True)
+    return counts
+
+
+def verified(target: Target) -> tuple[str, bool]:
+    """(why the checkpoint is refused, "" if it is not; whether its manifest is the one that a pin would name)."""
+    place, entry = catalog.step_at(target.folder)
+    checked = place.check(entry, deep=True)
+    same = isinstance(entry, Found) and entry.ref.digest == target.digest
+    return ("" if checked.valid else checked.reason), same
+
+
+def load_flips(targets: list[Target], state: Any, draw: random.Random, flips: int) -> Counts:
+    """What plain Orbax makes of each."""
+    counts: Counts = Counter()
+    expected = [np.asarray(leaf).tobytes() for leaf in jax.tree.leaves(state)]
+    logging.disable(logging.ERROR)
+    for number in range(flips):
+        target = targets[number % len(targets)]
+        flip = draw_flip(target, draw)
+        with flip.applied(), contextlib.redirect_stderr(io.StringIO()):
+            outcome = _loaded(target, state, expected)
+        counts[target.layout, flip.drawn, outcome] += 1
+    logging.disable(logging.NOTSET)
+    return counts
+
+
+def _loaded(target: Target, state: Any, expected: list[bytes]) -> str:
+    try:
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore")
+            loaded = ocp.StandardCheckpointer().restore(target.state, state)
+            found = [np.asarray(leaf).tobytes() for leaf in jax.tree.leaves(loaded)]
+    except Exception:  # it has many kinds
+        return "error"
+    return "right numbers" if found == expected else "wrong numbers, silently"
+
+
+def _print_counts(counts: Counts) -> None:
+    for (layout, drawn, outcome), count in sorted(counts.items()):
+        print(f"  {layout:<20} {drawn:<8} {outcome:<32} {count:>6}")
+
+
+def _jsonable(counts: Counts) -> list[dict[str, object]]:
+    return [
+        {"layout": layout, "drawn": drawn, "outcome": outcome, "count": count}
+        for (layout, drawn, outcome), count in sorted(counts.items())
+    ]
+
+
+if __name__ == "__main__":
+    sys.exit(main())

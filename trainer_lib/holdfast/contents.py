@@ -1,0 +1,98 @@
+"""The leaves of any checkpoint, ours or a sealed one of plain Orbax, by stored name; and how to read them."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, Final
+
+from holdfast.sealing import SEALED_ATTEMPT
+from holdfast.store.leaves import STRUCTURE_FILE, Leaf, LeafKind, from_bytes, name_of
+from holdfast_contract.keys import STATE_FOLDER
+from holdfast_contract.runfolder import Found
+
+TREE_FILE: Final = "_METADATA"
+"""Orbax writes it into the folder of every item that is a tree of arrays."""
+_ARRAY_METADATA: Final = "array_metadatas/process_*"
+_KEY_DTYPES: Final = {"threefry2x32": "key<fry>", "rbg": "key<rbg>", "unsafe_rbg": "key<urbg>"}
+_PYTHON_TYPES: Final = {"bool": "bool", "int64": "int", "float64": "float"}
+
+
+@dataclass(frozen=True)
+class Contents:
+    """``leaves`` by name; ``places``: the folder that Orbax reads a leaf from, and its name there."""
+
+    leaves: Mapping[str, Leaf]
+    places: Mapping[str, tuple[Path, str]]
+
+    def read(self, wanted: Mapping[str, Any]) -> dict[str, Any]:
+        """The values of some leaves, as ``orbax_io.load_named`` gives them. Raises as that."""
+        from holdfast.store import orbax_io
+
+        values: dict[str, Any] = {}
+        for folder in dict.fromkeys(self.places[name][0] for name in wanted):
+            here = {self.places[name][1]: name for name in wanted if self.places[name][0] == folder}
+            found = orbax_io.load_named(folder, {inner: wanted[name] for inner, name in here.items()})
+            values |= {here[inner]: value for inner, value in found.items()}
+        return values
+
+
+def contents_of(found: Found) -> Contents:
+    """What a checkpoint holds, by its records; they must have been verified.
+
+    Of a sealed step every item that is a tree of arrays; with several, names begin with the item's.
+
+    Raises:
+        ValueError: a sealed step holds none.
+    """
+    if found.ref.attempt != SEALED_ATTEMPT:
+        leaves = {name_of(leaf.path): leaf for leaf in from_bytes((found.folder / STRUCTURE_FILE).read_bytes()).leaves}
+        return Contents(leaves, {name: (found.folder / STATE_FOLDER, name) for name in leaves})
+    items = sorted(path for path in found.folder.iterdir() if (path / TREE_FILE).is_file())
+    if not items:
+        raise ValueError(f"{found.folder}: found no item with {TREE_FILE}, allowed: one or more trees of arrays")
+    leaves, places = {}, {}
+    for item in items:
+        for inner, leaf in _foreign_leaves(item):
+            name = inner if len(items) == 1 else f"{item.name}.{inner}"
+            leaves[name], places[name] = leaf, (item, inner)
+    return Contents(leaves, places)
+
+
+def _foreign_leaves(item: Path) -> Iterator[tuple[str, Leaf]]:
+    from holdfast.store import orbax_io
+
+    kinds = _recorded_kinds(item)
+    implementations = _key_implementations(item)
+    for name, shape, dtype in orbax_io.stored_leaves(item):
+        if name in implementations:
+            yield name, Leaf(f".{name}", LeafKind.KEY, shape[:-1], _KEY_DTYPES.get(implementations[name], dtype))
+        elif kinds.get(name) == "scalar" and dtype in _PYTHON_TYPES:
+            yield name, Leaf(f".{name}", LeafKind.SCALAR, (), _PYTHON_TYPES[dtype])
+        elif kinds.get(name) == "jax.Array" and 0 not in shape:
+            yield name, Leaf(f".{name}", LeafKind.ARRAY, shape, dtype)
+        else:
+            yield name, Leaf(f".{name}", LeafKind.NUMPY, shape, dtype)
+
+
+def _recorded_kinds(item: Path) -> dict[str, str]:
+    """By name, what Orbax noted of the value: "jax.Array", "np.ndarray", "scalar" and more."""
+    tree = json.loads((item / TREE_FILE).read_bytes())["tree_metadata"]
+    return {
+        ".".join(str(part["key"]) for part in entry["key_metadata"]): str(entry["value_metadata"]["value_type"])
+        for entry in tree.values()
+    }
+
+
+def _key_implementations(item: Path) -> dict[str, str]:
+    """By name, the implementation of random keys, whose data are stored."""
+    found = {}
+    for path in sorted(item.glob(_ARRAY_METADATA)):
+        for entry in json.loads(path.read_bytes())["array_metadatas"]:
+            metadata = entry["array_metadata"]
+            implementation = (metadata.get("ext_metadata") or {}).get("random_key_impl")
+            if implementation:
+                found[metadata["param_name"]] = implementation
+    return found
