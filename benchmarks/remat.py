@@ -1,6 +1,6 @@
 """Time, FLOPs and memory of none, all, selective and automatic rematerialisation, as ratios to none in the same run.
 
-``python benchmarks/remat.py [--small] [--json FILE]``. Rounds run the arms in an order that turns round each time; the
+``python benchmarks/remat.py [--small | --tiny] [--json FILE]``. Rounds run the arms in an order that turns round each time; the
 first is dropped; a ratio of times is the median of the rounds' own ratios, with the interval of the middle half. The arm
 "none again" is the same program as "none": how far its ratio is from 1 is what the clock of this machine is worth.
 """
@@ -39,10 +39,15 @@ _LIMITS = """What CPU figures cannot show:
 def main() -> None:
     """Prints the tables."""
     options = argparse.ArgumentParser(description=__doc__)
+    options.add_argument(
+        "--tiny", action="store_true", help="as --small, one round, and no search over unrolled layers"
+    )
     options.add_argument("--small", action="store_true", help="sizes for a test, not for a result")
     options.add_argument("--json", type=Path, help="writes the rounds there")
     chosen = options.parse_args()
-    layers, width, batch, length = (4, 16, 2, 16) if chosen.small else (24, 64, 4, 64)
+    chosen.small |= chosen.tiny
+    layers, width, batch, length = (2, 8, 1, 8) if chosen.tiny else (4, 16, 2, 16) if chosen.small else (24, 64, 4, 64)
+    rounds = 1 if chosen.tiny else 3 if chosen.small else ROUNDS
     params, x = init_layers(layers, width), tokens(batch, length, width)
     print(
         f"{layers} layers, width {width}, batch {batch}, length {length}; {jax.default_backend()}, jax {jax.__version__}"
@@ -58,11 +63,12 @@ def main() -> None:
         "selective": _scanned_under(remat.dots(batch=False)),
         "automatic": planned,
     }
-    seconds = _measure(arms, params, x, rounds=3 if chosen.small else ROUNDS)
+    seconds = _measure(arms, params, x, rounds=rounds)
     _print_ratios(seconds, {**{r.name: r for r in named.rows}, "automatic": planned.report.row("automatic")})
     _print_search(planned.report, layers)
     print(_LIMITS)
-    _search_unrolled(layers if not chosen.small else 3)
+    if not chosen.tiny:
+        _search_unrolled(layers if not chosen.small else 3)
     if chosen.json:
         about = {"jax": jax.__version__, "machine": platform.machine(), "seconds": seconds}
         chosen.json.write_text(json.dumps(about, indent=1))

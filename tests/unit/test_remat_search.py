@@ -1,6 +1,7 @@
 """The choice of kept values: against all choices there are, against the traced gradient, and in time."""
 
 import itertools
+import time
 
 import jax
 import jax.numpy as jnp
@@ -10,8 +11,11 @@ from hypothesis import strategies as st
 
 from holdfast import remat
 from holdfast.remat.anatomy import dissect
+from holdfast.remat.choice import everything_of
 from holdfast.remat.combine import keep_all, keep_least, select
 from holdfast.remat.measure import measure
+from holdfast.remat.prices import Prices
+from holdfast.remat.solve import Model
 from tests.support.remat_models import (
     all_choices,
     by_component,
@@ -72,6 +76,42 @@ def test_prediction_is_what_the_traced_gradient_keeps_and_computes(loss, share):
     assert traced.flops - anatomy.everything.flops == pytest.approx(selection.flops, rel=0.02)
     predicted = selection.kept_bytes + anatomy.fixed_bytes
     assert traced.kept_bytes == pytest.approx(predicted, rel=0.05)
+
+
+@pytest.mark.parametrize(("loss", "share"), [(unrolled, 0.45), (by_component, 0.6)])
+def test_search_among_24_unrolled_layers_is_within_five_percent_of_the_bound(loss, share):
+    anatomy = dissect(loss, (init_layers(24, 32), tokens(2, 16, 32)), 0)
+    cap = share * keep_all(anatomy.groups).total_bytes
+    found = select(anatomy.groups, cap, seconds=10.0)  # much more than it takes, for a machine that is busy
+    assert found.total_bytes <= cap
+    assert 0 < found.bound_flops <= found.flops <= 1.05 * found.bound_flops
+
+
+def test_the_bound_by_prices_is_below_the_best_of_all_choices():
+    """It is what the search is judged by, so it may never be too high."""
+    anatomy = dissect(perceptron, (_matrices([8, 24, 8, 64, 8]), jnp.ones((8, 8))), 0)
+    every = [all_choices(group.graph) for group in anatomy.groups for _ in group.paths]
+    least, most = keep_least(anatomy.groups).total_bytes, keep_all(anatomy.groups).total_bytes
+    bounds = []
+    for part in range(1, 10):
+        cap = least + (most - least) * part / 10
+        options = [[everything_of(group.graph)] for group in anatomy.groups]
+        models = [Model([group.part], [1]) for group in anatomy.groups]
+        prices = Prices(models, [len(group.paths) for group in anatomy.groups], options, cap)
+        prices.search(time.monotonic() + 10)
+        assert prices.bound_flops <= fewest_flops(every, cap)
+        bounds.append(prices.bound_flops)
+    assert bounds[0] > 0
+    assert bounds == sorted(bounds, reverse=True)
+
+
+@pytest.mark.parametrize("loss", [scanned, unrolled, by_component])
+def test_the_least_that_fits_is_found_to_the_byte(loss):
+    anatomy = dissect(loss, (init_layers(24, 16), tokens(1, 8, 16)), 0)
+    least = keep_least(anatomy.groups).total_bytes
+    found = select(anatomy.groups, least, seconds=10.0)
+    assert found is not None
+    assert found.total_bytes <= least
 
 
 @pytest.mark.slow

@@ -13,13 +13,14 @@ import numpy.typing as npt
 
 from holdfast.remat.choice import Choice, everything_of
 from holdfast.remat.graph import Graph
+from holdfast.remat.prices import Prices
 from holdfast.remat.program import Path
 from holdfast.remat.solve import Model, Part
 
 _OPTIONS: Final = 12
 """Choices that are prepared per kind of region, spread evenly over the logarithm of their bytes."""
 
-_BUCKETS: Final = 4096
+_BUCKETS: Final = 8192
 """Resolution of the budget; what regions keep is rounded up to it, so the budget always holds."""
 
 _THRESHOLDS: Final = 12
@@ -89,8 +90,8 @@ def select(groups: Sequence[Group], cap_bytes: float, *, seconds: float) -> Sele
     """The selection of fewest FLOPs whose kept and working bytes are at most the cap; None if none was found.
 
     Few regions are solved together, exactly if the time suffices. Of many, each gets one of the choices prepared for
-    its kind, by dynamic programming over the budget; then single regions are solved again for exactly the room that the
-    others leave.
+    its kind or found by a price on bytes, by dynamic programming over the budget; then single regions are solved again
+    for exactly the room that the others leave.
     """
     everything = keep_all(groups)
     if everything.total_bytes <= cap_bytes:
@@ -99,13 +100,18 @@ def select(groups: Sequence[Group], cap_bytes: float, *, seconds: float) -> Sele
     together = _together(groups, cap_bytes, seconds)
     if together is not None and together.flops <= _near(together.bound_flops):
         return together
-    options = [prepare(g, deadline - 0.3 * seconds) for g in groups]
-    found = _best_of_thresholds(groups, options, cap_bytes)
-    if found is None:
+    options = [prepare(g, deadline - 0.6 * seconds) for g in groups]
+    copies = [len(g.paths) for g in groups]
+    prices = Prices([Model([g.part], [1]) for g in groups], copies, options, cap_bytes)
+    prices.search(deadline - 0.3 * seconds)
+    found = _best_of_thresholds(groups, [_undominated(choices) for choices in options], cap_bytes)
+    if found is None:  # nothing to spare, not even for rounding
+        found = keep_least(groups)
+    if found.total_bytes > cap_bytes:
         return together
     found = _polish(groups, found, cap_bytes, deadline)
-    relaxed = Model([g.part for g in groups], [len(g.paths) for g in groups])
-    bound = relaxed.bound(cap_bytes, seconds=seconds)
+    relaxed = Model([g.part for g in groups], copies)
+    bound = max(prices.bound_flops, relaxed.bound(cap_bytes, seconds=seconds))
     if together is not None:
         bound = max(bound, together.bound_flops or 0.0)
         found = min(found, together, key=lambda s: s.flops)
@@ -162,6 +168,15 @@ def _spread(values: list[Any]) -> Iterator[Any]:
     """Every fourth, then those between, so that an early end leaves no part of the range without a choice."""
     for start in (0, 2, 1, 3):
         yield from values[start::4]
+
+
+def _undominated(choices: Sequence[Choice]) -> list[Choice]:
+    """Without those that another one beats or equals in all respects."""
+    best: list[Choice] = []
+    for choice in sorted(choices, key=lambda c: (c.flops, c.kept_bytes, c.working_bytes)):
+        if not any(o.kept_bytes <= choice.kept_bytes and o.working_bytes <= choice.working_bytes for o in best):
+            best.append(choice)
+    return best
 
 
 def _best_of_thresholds(groups: Sequence[Group], options: Sequence[list[Choice]], cap_bytes: float) -> Selection | None:

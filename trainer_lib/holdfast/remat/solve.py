@@ -135,6 +135,18 @@ class Model:
         bound = 0.0 if found.mip_dual_bound is None else float(found.mip_dual_bound)
         return Answer(choices, max(bound - 2 * _TIE, 0.0) * self._unit_flops)
 
+    def cheapest(self, price: float, working_price: float, *, seconds: float) -> Answer | None:
+        """The least FLOPs plus ``price`` per kept byte plus ``working_price`` per working byte, without a cap.
+
+        ``bound_flops`` of the answer bounds this sum. None if none was found in time.
+        """
+        unit = max(self._unit_flops, price * self._unit_bytes)
+        objective = np.append(self._flops + price * self._kept, working_price * self._unit_bytes) / unit
+        found = self._optimum(objective, [self._constraint], self._whole, seconds)
+        if found.x is None or found.mip_dual_bound is None:
+            return None
+        return Answer(self._choices(found.x), max(float(found.mip_dual_bound) * unit * (1 - _TIE), 0.0))
+
     def bound(self, cap_bytes: float, *, seconds: float) -> float:
         """FLOPs that no choice within the cap can stay below: the optimum if values could be kept in part.
 

@@ -1,0 +1,91 @@
+"""Choices for many regions at once, by a price on bytes.
+
+With a price of L FLOPs per byte, each kind of region has a cheapest choice of its own, whatever the others do. Kept bytes
+of all n regions share the budget with the working bytes w of the largest; since w is at least the average of the
+regions' own working bytes, no selection within ``cap`` costs less than
+
+    bound(L) = sum over regions of min over choices (flops + L * (kept + working / n)) - L * cap
+
+for any L (a Lagrangian dual; A. M. Geoffrion, Mathematical Programming Study 2, 1974). The best L is found by cutting
+planes: choices found so far give an upper picture of ``bound``, whose top is the next price to try. The choices that come
+up on the way are those that the best selections are mixed from.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+
+from holdfast.remat.choice import Choice
+from holdfast.remat.solve import Model
+
+_NEAR = 0.002
+"""Relative distance of the picture from the bound at which the search for a price ends."""
+_ROUNDS = 20
+
+
+@dataclass
+class Prices:
+    """``models``: one per kind of region; ``copies``: how many regions of each kind; ``options``: choices known so far,
+    to which those that are found are added. ``bound_flops``: the best bound so far.
+    """
+
+    models: Sequence[Model]
+    copies: Sequence[int]
+    options: list[list[Choice]]
+    cap_bytes: float
+    bound_flops: float = field(default=0.0, init=False)
+
+    def search(self, deadline: float) -> None:
+        """Add choices until the bound is near or the deadline has come."""
+        for _ in range(_ROUNDS):
+            price, top = self._top()
+            found = self._try(price, deadline)
+            if found is None:
+                return
+            self.bound_flops = max(self.bound_flops, found)
+            if top - self.bound_flops <= _NEAR * top:
+                return
+
+    def _try(self, price: float, deadline: float) -> float | None:
+        """The bound at a price, with the choices that make it added; None if time is over."""
+        bound = -price * self.cap_bytes
+        for model, copies, options in zip(self.models, self.copies, self.options, strict=True):
+            left = deadline - time.monotonic()
+            if left <= 0:
+                return None
+            answer = model.cheapest(price, price / sum(self.copies), seconds=left)
+            if answer is None:
+                return None
+            bound += copies * answer.bound_flops
+            if answer.choices[0] not in options:
+                options.append(answer.choices[0])
+        return bound
+
+    def _cost(self, choice: Choice, price: float) -> float:
+        return choice.flops + price * (choice.kept_bytes + choice.working_bytes / sum(self.copies))
+
+    def _picture(self, price: float) -> tuple[float, float]:
+        """What the bound would be if no other choices existed, and its slope there (to the right)."""
+        value, slope = -price * self.cap_bytes, -self.cap_bytes
+        for copies, options in zip(self.copies, self.options, strict=True):
+            cheapest = min(self._cost(c, price) for c in options)
+            bytes_of = min(
+                c.kept_bytes + c.working_bytes / sum(self.copies)
+                for c in options
+                if self._cost(c, price) <= cheapest * (1 + 1e-12)
+            )
+            value += copies * cheapest
+            slope += copies * bytes_of
+        return value, slope
+
+    def _top(self) -> tuple[float, float]:
+        """The price at which the picture is highest, and its height. It is concave: the slope only falls."""
+        low, high = 0.0, 1.0
+        while self._picture(high)[1] > 0 and high < 1e12:
+            low, high = high, 4 * high
+        for _ in range(60):
+            middle = (low + high) / 2
+            low, high = (middle, high) if self._picture(middle)[1] > 0 else (low, middle)
+        return high, max(self._picture(high)[0], self._picture(low)[0])
