@@ -17,6 +17,7 @@ import xxhash
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+import holdfast
 from holdfast.store import UNPINNED, StoreSettings
 from holdfast.store.arena import PAGE_BYTES, Arena
 from holdfast.store.ocdbt import direct_io
@@ -271,3 +272,25 @@ def test_numbers_of_the_other_byte_order_are_stored_in_this_ones(root: Path) -> 
     store.close()
     loaded = writer_tasks.ocp.PyTreeCheckpointer().restore(root / "1/1/state")
     assert loaded["swapped"].tolist() == [0.0, 1.0, 2.0, 3.0]
+
+
+@pytest.mark.parametrize("writer", ["direct", "orbax"])
+def test_the_writer_is_chosen_by_session_and_checkpointer(tmp_path: Path, writer: Any) -> None:
+    with holdfast.session(tmp_path, run="s", every=holdfast.only_at_end(), writer=writer) as run:
+        state, _ = run.restore(lambda: {"w": jnp.zeros(3)})
+        for step in run.steps(until=1):
+            run.commit(step, state)
+    assert writer_tasks.writer_of(tmp_path / "s/1/1/state") == writer
+    with holdfast.Checkpointer(tmp_path / "c", {"w": jnp.zeros(3)}, writer=writer) as checkpointer:
+        checkpointer.save(1, model={"w": jnp.ones(3)})
+    (folder,) = (tmp_path / "c").glob("**/1/state")
+    assert writer_tasks.writer_of(folder) == writer
+
+
+def test_another_writer_is_refused_by_session_and_checkpointer(tmp_path: Path) -> None:
+    for make in (
+        lambda: holdfast.session(tmp_path, writer="fast"),
+        lambda: holdfast.Checkpointer(tmp_path, {}, writer="x"),
+    ):
+        with pytest.raises(ValueError, match="writer: found"):
+            make()  # type: ignore[no-untyped-call]

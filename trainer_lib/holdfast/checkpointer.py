@@ -6,7 +6,7 @@ import logging
 import os
 from collections.abc import Mapping, Sequence
 from types import TracebackType
-from typing import TYPE_CHECKING, Any, Final, Self
+from typing import TYPE_CHECKING, Any, Final, Literal, Self
 
 from holdfast import data as positions
 from holdfast import metadata as notes
@@ -14,6 +14,7 @@ from holdfast import nnx, world
 from holdfast.health import with_verdict
 from holdfast.orderly import OrderlyEnd
 from holdfast.parts import open_store
+from holdfast.store.settings import require_writer
 from holdfast.surroundings import Arguments, look_around
 
 if TYPE_CHECKING:
@@ -49,7 +50,7 @@ class Checkpointer:
         StorageUnusable, Superseded, PeerLost: see ``session``.
     """
 
-    def __init__(
+    def __init__(  # noqa: PLR0913  what a training has, and choices with a name each
         self,
         path: str | os.PathLike[str],
         model: PyTree,
@@ -58,6 +59,7 @@ class Checkpointer:
         data: Any = None,
         keep: KeepRule | None = None,
         timeout_seconds: float = 1000.0,
+        writer: Literal["direct", "orbax"] = "direct",
     ) -> None:
         """
         Args:
@@ -67,10 +69,12 @@ class Checkpointer:
             data: this process's iterator, with get_state() and set_state(state).
             keep: what to keep; the newest 3 by default.
             timeout_seconds: how long a save may take before it counts as failed.
+            writer: see ``session``.
         """
         from holdfast.store import StoreSettings
 
         positions.require_iterator(data)
+        require_writer(writer)
         self.model, self.optimizer, self.data = model, optimizer, data
         self._keep_after = timeout_seconds + _AT_EXIT_MARGIN_SECONDS
         self._last: SaveHandle | None = None
@@ -79,7 +83,7 @@ class Checkpointer:
         coordination = world.join(where.world)
         self._process_count = coordination.process_count
         self._pin, self._healthy = where.pin, where.healthy
-        self._store, _ = open_store(where, coordination, StoreSettings(save_seconds=timeout_seconds))
+        self._store, _ = open_store(where, coordination, StoreSettings(save_seconds=timeout_seconds, writer=writer))
         self._store.claim(take_over=where.take_over)
         self._end = OrderlyEnd(self._finish)
         if self._process_count == 1:

@@ -19,6 +19,7 @@ from holdfast.parts import Journal, Parts, assemble
 from holdfast.policies import SavePolicy
 from holdfast.progress import results_of
 from holdfast.saves import raise_failure
+from holdfast.store.settings import require_writer
 from holdfast.surroundings import Arguments, World, look_around
 from holdfast_contract.exits import ExitCode
 from holdfast_contract.manifest import CheckpointRef
@@ -306,6 +307,7 @@ def session(  # noqa: PLR0913  one call with a name for every choice, none of th
     healthy: Predicate | None = None,
     timeout_seconds: float = 1000.0,
     on_save_error: Literal["continue", "raise"] = "continue",
+    writer: Literal["direct", "orbax"] = "direct",
 ) -> Session:
     """A training session, to be used in a ``with`` block.
 
@@ -324,8 +326,11 @@ def session(  # noqa: PLR0913  one call with a name for every choice, none of th
         on_save_error: what follows when a save fails. "continue": it is logged, told to the agent, in ``save_error``
             and in the handle, and training goes on; only the last save raises. "raise": the next save raises it, after
             it has begun its own.
+        writer: who writes arrays. "direct": past the page cache, and Orbax what that cannot hold; "orbax": Orbax always.
+            What is stored is a plain Orbax checkpoint either way.
     """
     if on_save_error not in {"continue", "raise"}:
         raise ValueError(f"on_save_error: found {on_save_error!r}, allowed: 'continue' | 'raise'")
     require_positive("timeout_seconds", timeout_seconds)
-    return Session(Arguments(path, run, every, keep, world, healthy, timeout_seconds, on_save_error))
+    require_writer(writer)
+    return Session(Arguments(path, run, every, keep, world, healthy, timeout_seconds, on_save_error, writer))

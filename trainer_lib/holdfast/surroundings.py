@@ -16,6 +16,7 @@ from holdfast.health import Predicate
 from holdfast.job_rules import JobRules, rules_from_json
 from holdfast.keeping import KeepRule
 from holdfast.policies import SavePolicy
+from holdfast.store.settings import WriterName
 from holdfast_contract import codec, keys
 from holdfast_contract.exits import ExitCode
 from holdfast_contract.manifest import CheckpointRef, Owner
@@ -78,6 +79,7 @@ class Surroundings:
     compile_cache: Path | None = None
     poison_after: int = 0  # see StoreSettings
     save_seconds: float | None = None  # see StoreSettings; None: its default
+    writer: WriterName = "direct"  # see StoreSettings
     healthy: Predicate | None = None
     history: FailureHistory = UNOBSERVED  # of the attempts before this one, as far as an operator has told
 
@@ -99,6 +101,7 @@ class Arguments:
     healthy: Predicate | None = None
     timeout_seconds: float | None = None
     on_save_error: str = "continue"
+    writer: WriterName = "direct"
 
 
 def look_around(arguments: Arguments, environment: Mapping[str, str]) -> Surroundings:
@@ -132,6 +135,7 @@ def look_around(arguments: Arguments, environment: Mapping[str, str]) -> Surroun
         history=_history(environment.get(keys.ENV_FAILURES)),
         poison_after=POISON_AFTER if socket and poison is None else poison or 0,
         save_seconds=arguments.timeout_seconds,
+        writer=arguments.writer,
     )
 
 

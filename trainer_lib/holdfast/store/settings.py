@@ -9,6 +9,12 @@ WriterName = Literal["direct", "orbax"]
 WRITERS: Final[tuple[WriterName, ...]] = get_args(WriterName)
 
 
+def require_writer(found: object) -> None:
+    """Raises ValueError unless it names a writer."""
+    if found not in WRITERS:
+        raise ValueError(f"writer: found {found!r}, allowed: {' | '.join(map(repr, WRITERS))}")
+
+
 class Unpinned:
     """The type of UNPINNED."""
 
@@ -38,8 +44,7 @@ class StoreSettings:
         for field in fields(self):
             value = getattr(self, field.name)
             if field.name == "writer":
-                if value not in WRITERS:
-                    raise ValueError(f"writer: found {value!r}, allowed: {' | '.join(map(repr, WRITERS))}")
+                require_writer(value)
             elif field.name == "poison_after":
                 if isinstance(value, bool) or not isinstance(value, int) or value < 0:
                     raise ValueError(f"poison_after: found {value!r}, allowed: a whole number of 0 or more")
