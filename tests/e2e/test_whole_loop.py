@@ -17,7 +17,7 @@ from examples.demo.picture import draw
 from examples.demo.record import Kind, Record
 
 ROOT = Path(__file__).resolve().parents[2]
-DEMO_SECONDS = 480
+DEMO_SECONDS = 600
 
 
 @pytest.mark.timeout(DEMO_SECONDS + 30)
