@@ -5,11 +5,15 @@ from __future__ import annotations
 import ast
 import os
 import re
+import shutil
 import socket
 import subprocess
 import sys
 from pathlib import Path
 
+import pytest
+
+import holdfast
 from holdfast_contract import keys
 
 EXAMPLES = Path(__file__).resolve().parents[2] / "examples"
@@ -63,3 +67,25 @@ def test_grain_resumes_at_the_next_record_also_among_another_number_of_processes
     run("grain_exact_resume.py", tmp_path / "parts", 23, world=2)
     run("grain_exact_resume.py", tmp_path / "parts", 31)
     assert run("grain_exact_resume.py", tmp_path / "parts", 60) == whole
+
+
+def test_a_plain_loop_has_the_same_bits_when_it_was_interrupted(tmp_path: Path) -> None:
+    whole = run("plain_loop.py", tmp_path / "whole", 60)
+    assert whole[0] == "begins after step 0"
+    run("plain_loop.py", tmp_path / "parts", 33)
+    parts = run("plain_loop.py", tmp_path / "parts", 60)
+    assert parts == ["begins after step 33", whole[1]]
+    assert float(whole[1].rpartition(" ")[2]) < 1.0
+
+
+@pytest.mark.timeout(240)
+def test_two_processes_train_one_sharded_model_and_resume_bit_for_bit(tmp_path: Path) -> None:
+    whole, resumed = tmp_path / "whole.txt", tmp_path / "resumed.txt"
+    small = ("--path", tmp_path / "c", "--layers", 1, "--width", 16, "--batch", 4, "--every", 3, "--steps", 8)
+    run("char_lm/train.py", *small, "--digest-out", whole, world=2)
+    for step in ("6", "8"):
+        shutil.rmtree(tmp_path / "c" / "default" / "1" / step)
+    run("char_lm/train.py", *small, "--digest-out", resumed, world=2)
+    assert resumed.read_text() == whole.read_text() != ""
+    found = [(c.attempt, c.step) for c in holdfast.checkpoints(tmp_path / "c", deep=True) if c.valid]
+    assert found == [(2, 8), (2, 6), (1, 3)]

@@ -67,3 +67,19 @@ def test_the_end_waits_for_the_final_save(tmp_path: Path) -> None:
     with world(tmp_path, "--steps", "5", "--size", "4000000") as ranks:
         assert ranks.codes() == [0, 0]
     assert newest_step(tmp_path) == 5
+
+
+@pytest.mark.parametrize(("do", "code"), [("raise:0:10", 1), ("exit:0:10", 7)])
+def test_one_process_alone_loses_no_save_in_flight(tmp_path: Path, do: str, code: int) -> None:
+    with world(tmp_path, "--save-at", "9", "--do", do, "--size", "8000000", count=1) as ranks:
+        assert ranks.codes() == [code], ranks[0].output[-2000:]
+    assert newest_step(tmp_path) == 9
+
+
+def test_sigterm_to_a_process_alone_saves_and_stops(tmp_path: Path) -> None:
+    with world(tmp_path, "--steps", "100000", "--step-seconds", "0.01", count=1) as ranks:
+        ranks[0].wait_for(r"step 20\n")
+        ranks[0].process.send_signal(signal.SIGTERM)
+        assert ranks.codes() == [ExitCode.SAVED]
+        last = int(re.findall(r"step (\d+)\n", ranks[0].output)[-1])
+    assert newest_step(tmp_path) == last
