@@ -60,6 +60,7 @@ class Checkpointer:
         keep: KeepRule | None = None,
         timeout_seconds: float = 1000.0,
         writer: Literal["direct", "orbax"] = "direct",
+        check_saves: bool = False,
     ) -> None:
         """
         Args:
@@ -69,7 +70,7 @@ class Checkpointer:
             data: this process's iterator, with get_state() and set_state(state).
             keep: what to keep; the newest 3 by default.
             timeout_seconds: how long a save may take before it counts as failed.
-            writer: see ``session``.
+            writer, check_saves: see ``session``.
         """
         from holdfast.store import StoreSettings
 
@@ -83,7 +84,8 @@ class Checkpointer:
         coordination = world.join(where.world)
         self._process_count = coordination.process_count
         self._pin, self._healthy = where.pin, where.healthy
-        self._store, _ = open_store(where, coordination, StoreSettings(save_seconds=timeout_seconds, writer=writer))
+        settings = StoreSettings(save_seconds=timeout_seconds, writer=writer, check_saves=check_saves)
+        self._store, _ = open_store(where, coordination, settings)
         self._store.claim(take_over=where.take_over)
         self._end = OrderlyEnd(self._finish)
         if self._process_count == 1:

@@ -164,7 +164,7 @@ def open_store(
 def _settings(where: Surroundings) -> StoreSettings:
     from holdfast.store import StoreSettings
 
-    settings = StoreSettings(poison_after=where.poison_after, writer=where.writer)
+    settings = StoreSettings(poison_after=where.poison_after, writer=where.writer, check_saves=where.check_saves)
     return settings if where.save_seconds is None else replace(settings, save_seconds=where.save_seconds)
 
 

@@ -19,7 +19,7 @@ from holdfast.parts import Journal, Parts, assemble
 from holdfast.policies import SavePolicy
 from holdfast.progress import results_of
 from holdfast.saves import raise_failure
-from holdfast.store.settings import require_writer
+from holdfast.store.settings import require_writer, require_yes_or_no
 from holdfast.surroundings import Arguments, World, look_around
 from holdfast_contract.exits import ExitCode
 from holdfast_contract.manifest import CheckpointRef
@@ -308,6 +308,7 @@ def session(  # noqa: PLR0913  one call with a name for every choice, none of th
     timeout_seconds: float = 1000.0,
     on_save_error: Literal["continue", "raise"] = "continue",
     writer: Literal["direct", "orbax"] = "direct",
+    check_saves: bool = False,
 ) -> Session:
     """A training session, to be used in a ``with`` block.
 
@@ -328,9 +329,14 @@ def session(  # noqa: PLR0913  one call with a name for every choice, none of th
             it has begun its own.
         writer: who writes arrays. "direct": past the page cache, and Orbax what that cannot hold; "orbax": Orbax always.
             What is stored is a plain Orbax checkpoint either way.
+        check_saves: read the arrays back from storage before a save counts, and compare every bit with memory; a save
+            that differs fails and names the leaf. It costs reading what was written, in the background.
     """
     if on_save_error not in {"continue", "raise"}:
         raise ValueError(f"on_save_error: found {on_save_error!r}, allowed: 'continue' | 'raise'")
     require_positive("timeout_seconds", timeout_seconds)
     require_writer(writer)
-    return Session(Arguments(path, run, every, keep, world, healthy, timeout_seconds, on_save_error, writer))
+    require_yes_or_no("check_saves", check_saves)
+    return Session(
+        Arguments(path, run, every, keep, world, healthy, timeout_seconds, on_save_error, writer, check_saves)
+    )

@@ -80,6 +80,7 @@ class Surroundings:
     poison_after: int = 0  # see StoreSettings
     save_seconds: float | None = None  # see StoreSettings; None: its default
     writer: WriterName = "direct"  # see StoreSettings
+    check_saves: bool = False  # see StoreSettings
     healthy: Predicate | None = None
     history: FailureHistory = UNOBSERVED  # of the attempts before this one, as far as an operator has told
 
@@ -102,6 +103,7 @@ class Arguments:
     timeout_seconds: float | None = None
     on_save_error: str = "continue"
     writer: WriterName = "direct"
+    check_saves: bool = False
 
 
 def look_around(arguments: Arguments, environment: Mapping[str, str]) -> Surroundings:
@@ -136,6 +138,7 @@ def look_around(arguments: Arguments, environment: Mapping[str, str]) -> Surroun
         poison_after=POISON_AFTER if socket and poison is None else poison or 0,
         save_seconds=arguments.timeout_seconds,
         writer=arguments.writer,
+        check_saves=arguments.check_saves,
     )
 
 

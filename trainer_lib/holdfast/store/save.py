@@ -23,7 +23,7 @@ from typing import Final
 
 from holdfast import errors
 from holdfast.coordination import Coordination
-from holdfast.store import digests, fs, manifests, orbax_format, space, votes
+from holdfast.store import checking, digests, fs, manifests, orbax_format, space, votes
 from holdfast.store.claim import Claim
 from holdfast.store.handle import SaveHandle, logger
 from holdfast.store.settings import StoreSettings
@@ -147,6 +147,9 @@ class SaveJob:
         if self._is_leader:
             mine = [path for path in mine if _is_of_a_process(path)]
         files = self._make_durable(mine, known)
+        if self.context.settings.check_saves:
+            with self._timed("check_seconds"):
+                checking.compare_part(self.folder, self.work.snapshot, tuple(known.values()), self.work.structure)
         return codec.encode(_Part(files, self.work.snapshot.local_digests(), self.work.writer.agreement)).decode()
 
     def _note_hashing(self) -> None:

@@ -9,6 +9,12 @@ WriterName = Literal["direct", "orbax"]
 WRITERS: Final[tuple[WriterName, ...]] = get_args(WriterName)
 
 
+def require_yes_or_no(name: str, value: object) -> None:
+    """Raises ValueError."""
+    if not isinstance(value, bool):
+        raise ValueError(f"{name}: found {value!r}, allowed: True | False")  # noqa: TRY004  as every setting here
+
+
 def require_writer(found: object) -> None:
     """Raises ValueError unless it names a writer."""
     if found not in WRITERS:
@@ -38,6 +44,7 @@ class StoreSettings:
     visible_seconds: float = 10.0  # how long one rank's file may take to appear on another (attribute caches)
     io_threads: int = 4  # per process, for digests
     writer: WriterName = "direct"  # "direct": past the page cache, Orbax for what that cannot hold; "orbax": always
+    check_saves: bool = False  # read array data back before a save is valid, and compare it with memory
     poison_after: int = 0  # skip a checkpoint from which so many attempts went on and came to nothing; 0: never
 
     def __post_init__(self) -> None:
@@ -45,6 +52,8 @@ class StoreSettings:
             value = getattr(self, field.name)
             if field.name == "writer":
                 require_writer(value)
+            elif field.name == "check_saves":
+                require_yes_or_no("check_saves", value)
             elif field.name == "poison_after":
                 if isinstance(value, bool) or not isinstance(value, int) or value < 0:
                     raise ValueError(f"poison_after: found {value!r}, allowed: a whole number of 0 or more")
