@@ -8,6 +8,7 @@ import hashlib
 import json
 import re
 from dataclasses import dataclass
+from functools import cached_property
 from typing import Final
 
 from holdfast_contract import codec
@@ -46,10 +47,14 @@ class Structure:
 
     def to_bytes(self) -> bytes:
         """The stored form, one leaf a line."""
+        return self._stored
+
+    @cached_property
+    def _stored(self) -> bytes:
         lines = ",\n".join(json.dumps(codec.to_jsonable(leaf)) for leaf in self.leaves)
         return f'{{"leaves": [\n{lines}\n]}}\n'.encode()
 
-    @property
+    @cached_property
     def digest(self) -> str:
         """SHA-256 of the stored form."""
         return hashlib.sha256(self.to_bytes()).hexdigest()
