@@ -51,9 +51,7 @@ def write_file(path: Path, blocks: Iterable[Octets], nbytes: int) -> Written:
     with fs.operation("write", path), _File(path) as file:
         for block in blocks:
             start = time.monotonic()
-            hasher.update(
-                block.data[: max(0, nbytes - offset)]
-            )  # releases the interpreter's lock, as writing does
+            hasher.update(block.data[: max(0, nbytes - offset)])  # releases the interpreter's lock, as writing does
             hashing += time.monotonic() - start
             file.write(block, offset)
             offset += block.nbytes
