@@ -197,7 +197,7 @@ def load_flips(targets: list[Target], state: Any, draw: random.Random, flips: in
     expected = [np.asarray(leaf).tobytes() for leaf in jax.tree.leaves(state)]
     logging.disable(logging.ERROR)
     sys.unraisablehook = lambda _: None  # Orbax leaves coroutines behind when it fails, and they complain to the end
-    sys.stderr = Path(os.devnull).open("w")
+    sys.stderr = Path(os.devnull).open("w")  # noqa: SIM115  for the rest of the process
     for number in range(flips):
         target = targets[number % len(targets)]
         flip = draw_flip(target, draw)
