@@ -190,14 +190,14 @@ class _Builder:
         except ValueError as error:
             raise UnwritableError(f"{leaf.path}: shards of several shapes ({error})") from None
         nbytes = int(np.prod(chunk_shape, dtype=np.int64)) * data.dtype.itemsize
-        own = None
+        own: Mapping[tuple[int, ...], int | None] = {}
         alone = data.is_fully_addressable and len(data.sharding.device_set) == 1
         for position, holders in self._positions(data, chunk_shape).items():
             process = min(holders, key=lambda holder: (self._ends[holder], holder))
             offset = self._place(number, position, process, nbytes)
             if process == self._process:
-                own = _own_shards(data, chunk_shape) if own is None else own
-                self._pieces.append(Piece(number, None if alone else own[position], offset, nbytes))
+                own = own or ({position: None} if alone else _own_shards(data, chunk_shape))
+                self._pieces.append(Piece(number, own[position], offset, nbytes))
         return chunk_shape
 
     def _positions(self, data: jax.Array, chunk_shape: tuple[int, ...]) -> dict[tuple[int, ...], list[int]]:
