@@ -1,12 +1,16 @@
 from __future__ import annotations
 
 import dataclasses
+import hashlib
+import json
 import subprocess
 import sys
 import time
 from pathlib import Path
 
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 
 from holdfast_contract import codec, manifest
 from holdfast_contract.keys import MANIFEST_FILE, OWNER_FILE
@@ -164,3 +168,22 @@ def test_references_are_ordered_without_their_digest() -> None:
     a, b = CheckpointRef(1, 2, "x"), CheckpointRef(1, 2, "y")
     assert a == b
     assert dataclasses.replace(a, step=3) > b
+
+
+@given(data=st.data())
+def test_manifest_reads_back_only_as_the_bytes_that_were_stored(data: st.DataObject) -> None:
+    whole = _manifest(3, 7)
+    stored = manifest.to_bytes(whole)
+    assert manifest.from_bytes(stored) == whole
+    json.loads(stored)  # people and their tools can read it
+    byte, bit = data.draw(st.integers(0, len(stored) - 1)), data.draw(st.integers(0, 7))
+    flipped = stored[:byte] + bytes([stored[byte] ^ 1 << bit]) + stored[byte + 1 :]
+    for damaged in (flipped, stored[:byte], stored + stored[byte:], stored[byte + 1 :]):
+        with pytest.raises(codec.CodecError):
+            manifest.from_bytes(damaged)
+
+
+def test_manifest_of_a_newer_version_may_say_more() -> None:
+    body = manifest.to_bytes(_manifest(3, 7)).rpartition(b'\n "sha256"')[0] + b'\n "later": 1,'
+    tail = f'\n "sha256": "{hashlib.sha256(body).hexdigest()}"\n}}\n'.encode()
+    assert manifest.from_bytes(body + tail) == _manifest(3, 7)

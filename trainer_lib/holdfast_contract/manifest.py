@@ -1,7 +1,8 @@
 """The checkpoint manifest, references to checkpoints and the run's owner record.
 
 A checkpoint without a manifest does not exist. The manifest is the last thing written into a step's folder and the
-first thing read; its own digest, carried in job status and pins, closes the chain from status to bytes.
+first thing read. It ends with its own digest, so that damage to it is found by whoever reads it; the digest of the whole,
+carried in job status and pins, closes the chain from status to bytes.
 """
 
 from __future__ import annotations
@@ -103,13 +104,29 @@ def is_healthy(metrics: Mapping[str, float]) -> bool:
 
 
 def to_bytes(manifest: Manifest) -> bytes:
-    """The exact bytes that are stored: indented for people, keys in field order, with a final newline."""
-    return (json.dumps(codec.to_jsonable(manifest), indent=1, allow_nan=False) + "\n").encode()
+    """The exact bytes that are stored: indented for people, keys in field order, last the SHA-256 of all before it."""
+    text = json.dumps(codec.to_jsonable(manifest), indent=1, allow_nan=False)
+    body = text.removesuffix("\n}").encode() + b","
+    return body + _tail(body)
 
 
 def from_bytes(data: bytes) -> Manifest:
-    """Read a stored manifest. Raises codec.CodecError with the field that is wrong."""
+    """Read a stored manifest.
+
+    Raises:
+        codec.CodecError: the field that is wrong, or ``sha256`` if these are not the bytes that were stored.
+    """
+    body = data[: -len(_tail(b""))]
+    if data != body + _tail(body):
+        codec.decode(Manifest, data)  # says more where it can
+        found = data[len(body) :].decode(errors="replace").strip()
+        raise codec.CodecError("sha256", found, f"{hashlib.sha256(body).hexdigest()}, that of all before it")
     return codec.decode(Manifest, data)
+
+
+def _tail(body: bytes) -> bytes:
+    """How a stored manifest ends. Unlike the digest in a pin it is always there to be compared."""
+    return f'\n "sha256": "{hashlib.sha256(body).hexdigest()}"\n}}\n'.encode()
 
 
 def digest_of(data: bytes) -> str:
