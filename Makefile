@@ -4,7 +4,7 @@ PYTHON ?= python3
 VENV   := .venv
 PY     := $(VENV)/bin/python
 # Most tests wait more than they compute; two at a time take half as long even on two cores.
-TEST_PROCESSES := -n 2 --dist loadgroup --no-loadscope-reorder
+TEST_PROCESSES := -n 2 --dist loadscope --no-loadscope-reorder
 export UV_PYTHON_DOWNLOADS := never
 export PYTHONUNBUFFERED := 1
 .DEFAULT_GOAL := help

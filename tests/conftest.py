@@ -1,7 +1,14 @@
 """Fixtures for every test: `cluster`, `local_cluster`, `core_api` and `namespace`; how property tests run; who runs what."""
 
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
 import pytest
 from hypothesis import settings
+
+if TYPE_CHECKING:
+    from xdist.scheduler import LoadScopeScheduling
 
 pytest_plugins = ["localkube.pytest_plugin"]
 
@@ -9,14 +16,39 @@ pytest_plugins = ["localkube.pytest_plugin"]
 settings.register_profile("holdfast", deadline=None)
 settings.load_profile("holdfast")
 
+ON_CLUSTER = (
+    "tests/apiserver/",
+    "tests/chart/test_chart_server",
+    "tests/docs/",
+    "tests/e2e/",
+    "tests/localkube/test_node_pods",
+)
+"""Where tests use the run's one cluster, as node IDs begin: one process runs them all."""
+OF_THEIR_OWN = ("tests/e2e/test_whole_loop",)
+"""What is below those and starts a cluster of its own."""
+
+
+def on_cluster(nodeid: str) -> bool:
+    """Whether the process that has the run's cluster runs this test."""
+    return nodeid.startswith(ON_CLUSTER) and not nodeid.startswith(OF_THEIR_OWN)
+
 
 @pytest.hookimpl(tryfirst=True)
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    """With several processes, one runs all tests of the run's one cluster, first; the others go file by file."""
-
-    def on_cluster(item: pytest.Item) -> bool:
-        return "cluster" in getattr(item, "fixturenames", ())
-
+    """The cluster's tests come first, for they are the longest part."""
     for item in items:
-        item.add_marker(pytest.mark.xdist_group("cluster" if on_cluster(item) else item.path.stem))
-    items.sort(key=lambda item: not on_cluster(item))
+        if "cluster" in getattr(item, "fixturenames", ()) and not on_cluster(item.nodeid):
+            raise pytest.UsageError(f"{item.nodeid}: uses the run's cluster; allowed: below {', '.join(ON_CLUSTER)}")
+    items.sort(key=lambda item: not on_cluster(item.nodeid))
+
+
+@pytest.hookimpl(optionalhook=True)
+def pytest_xdist_make_scheduler(config: pytest.Config, log: object) -> LoadScopeScheduling:
+    """With several processes, one runs all tests of the run's one cluster; the others go file by file."""
+    from xdist.scheduler import LoadScopeScheduling
+
+    class OneCluster(LoadScopeScheduling):
+        def _split_scope(self, nodeid: str) -> str:
+            return "cluster" if on_cluster(nodeid) else nodeid.partition("::")[0]
+
+    return OneCluster(config, log)
