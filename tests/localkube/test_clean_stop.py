@@ -10,6 +10,7 @@ import tempfile
 import time
 import uuid
 from collections.abc import Callable, Iterator
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
@@ -40,7 +41,10 @@ def place() -> Iterator[Path]:
     """A folder that holds all that localkube keeps on disk; its path is short, as those of sockets must be."""
     folder = Path(tempfile.mkdtemp(prefix="lk-"))
     yield folder
-    shutil.rmtree(folder)
+    for line in related(str(folder)):  # what a failed test left
+        with suppress(ProcessLookupError):
+            os.kill(int(line.partition(" ")[0]), signal.SIGKILL)
+    shutil.rmtree(folder, ignore_errors=True)
 
 
 @pytest.fixture
