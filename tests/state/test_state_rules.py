@@ -151,7 +151,7 @@ def test_a_save_before_an_evaluation_is_committed_while_that_goes_on(tmp_path: P
     assert [ref.step for ref in folder.candidates()] == [8, 4]
 
 
-def test_a_save_on_demand_is_made_soon_and_answered(tmp_path: Path) -> None:
+def test_a_save_on_demand_is_made_and_answered(tmp_path: Path) -> None:
     answers: list[Future[CheckpointRef]] = []
     with holdfast.session(tmp_path, every=holdfast.only_at_end()) as run:
         run.restore(lambda: {"n": jnp.int32(0)})
@@ -167,7 +167,8 @@ def test_a_save_on_demand_is_made_soon_and_answered(tmp_path: Path) -> None:
         with pytest.raises(ValueError, match="within_seconds: found 0"):
             run.request_save(0)
     saved = answers[0].result(0)
-    assert (saved.attempt, saved.step) in {(1, 5), (1, 6), (1, 7)}
+    assert saved.attempt == 1
+    assert 5 <= saved.step <= step, "no step before the request answers it, and no rule asked for a save"
     assert saved in RunFolder(tmp_path / "default").candidates()
     # Training ended: the newest checkpoint answers if no step is missing in it, else it says why there is none.
     error = asked_late.exception(0)
