@@ -11,7 +11,7 @@ from examples.demo.record import Kind, Record
 LINE_HEIGHT: Final = 19
 KEY_WIDTH: Final = 172
 COLUMNS: Final = 2
-LONGEST: Final = 78
+LONGEST: Final = 62
 
 
 def draw(record: Record) -> str:
