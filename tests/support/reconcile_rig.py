@@ -46,6 +46,7 @@ from tests.support.manifests import training_job
 CONTROL: Final = ControlSettings("https://holdfast.holdfast-system.svc:8443", "-----BEGIN CERTIFICATE-----\nMII\n")
 NODE_TAINT: Final = "holdfast.dev/paper-node"
 WITHIN_SECONDS: Final = 30.0
+BEAT_SECONDS: Final = 2.0
 
 
 class Killed(BaseException):
@@ -107,6 +108,7 @@ class Rig:
         self.nodes = [f"paper-{i}-{secrets.token_hex(3)}" for i in range(nodes)]
         self.inspection = Inspection(0)
         self.answers = True
+        self.beat_at = 0.0
         for node in self.nodes:
             self._make_node(node)
         self.start_operator()
@@ -185,6 +187,7 @@ class Rig:
 
     def play(self) -> None:
         """Pods that have a node run, pods that are to go are gone, agents obey and report."""
+        self._beat()
         for pod in self.pods().values():
             if pod.metadata.deletion_timestamp is not None:
                 with contextlib.suppress(client.ApiException):
@@ -273,14 +276,18 @@ class Rig:
         taints = [{"key": NODE_TAINT, "value": "x", "effect": "NoSchedule"}]
         self.core.create_node({"metadata": {"name": name, "labels": labels}, "spec": {"taints": taints}})
         room = {"cpu": "8", "memory": "8Gi", "pods": "100"}
-        ready = {
-            "type": "Ready",
-            "status": "True",
-            "reason": "Paper",
-            "lastHeartbeatTime": _now(),
-            "lastTransitionTime": _now(),
-        }
+        ready = {"type": "Ready", "status": "True", "reason": "Paper", "lastTransitionTime": _now()}
         self.core.patch_node_status(name, {"status": {"capacity": room, "allocatable": room, "conditions": [ready]}})
+
+    def _beat(self) -> None:
+        """What kubelets say every few seconds; nodes that fall silent are given no more pods."""
+        if time.monotonic() < self.beat_at:
+            return
+        self.beat_at = time.monotonic() + BEAT_SECONDS
+        for node in self.nodes:
+            ready = {"type": "Ready", "status": "True", "lastHeartbeatTime": _now()}
+            with contextlib.suppress(client.ApiException):  # a test may have removed it
+                self.core.patch_node_status(node, {"status": {"conditions": [ready]}})
 
     def _custom(self, call: str, *arguments: Any) -> Manifest:
         method = getattr(self.custom, call)
