@@ -8,7 +8,9 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Final
 
-from holdfast.sealing import SEALED_ATTEMPT
+from holdfast import errors
+from holdfast.catalog import TRANSIENT_SECONDS
+from holdfast.sealing import IO_THREADS, SEALED_ATTEMPT
 from holdfast.store.leaves import STRUCTURE_FILE, Leaf, LeafKind, from_bytes, name_of
 from holdfast_contract.keys import STATE_FOLDER
 from holdfast_contract.runfolder import Found
@@ -24,11 +26,46 @@ _PYTHON_TYPES: Final = {"bool": "bool", "int64": "int", "float64": "float"}
 class Contents:
     """``leaves`` by name; ``places``: the folder that Orbax reads a leaf from, and its name there."""
 
+    found: Found
     leaves: Mapping[str, Leaf]
     places: Mapping[str, tuple[Path, str]]
 
-    def read(self, wanted: Mapping[str, Any]) -> dict[str, Any]:
-        """The values of some leaves, as ``orbax_io.load_named`` gives them. Raises as that."""
+    def read(self, wanted: Mapping[str, Any], *, compared: bool = False) -> dict[str, Any]:
+        """The values of some leaves, as ``orbax_io.load_named`` gives them.
+
+        ``compared``: files of arrays are compared with the manifest as they are read, so that no byte is handed out
+        that was not; a sealed checkpoint of plain Orbax is not, it must have been before.
+
+        Raises:
+            DamagedCheckpoint: a file is not as the manifest says. StorageError: storage does not answer.
+        """
+        own = self.found.ref.attempt != SEALED_ATTEMPT
+        values = self._read_directly(wanted, compared=compared) if own else None
+        return self._read_by_orbax(wanted) if values is None else values
+
+    def _read_directly(self, wanted: Mapping[str, Any], *, compared: bool) -> dict[str, Any] | None:
+        """None if it must be left to Orbax; the files are then compared nevertheless."""
+        from holdfast.store import digests, verifying
+        from holdfast.store.ocdbt.reader import NotUnderstoodError
+
+        folder, files = self.found.folder, self.found.manifest.files
+        plan = verifying.plan_state(folder, files, dict(wanted))
+        needed = files if plan is None else [entry for entry in files if entry.path in verifying.paths_of(plan)]
+        limits: Any = {"threads": IO_THREADS, "transient_seconds": TRANSIENT_SECONDS}
+        try:
+            if compared:
+                verifying.verify_and_read(folder, needed, plan, **limits)
+            elif plan is not None:
+                verifying.read_others(folder, needed, plan, **limits)
+            return None if plan is None else dict(plan.state())
+        except digests.DamagedFileError as error:
+            raise errors.DamagedCheckpoint(folder, reason=str(error)) from None
+        except OSError as error:
+            raise errors.StorageError(str(error), path=folder, errno=error.errno or 0) from error
+        except NotUnderstoodError:
+            return None
+
+    def _read_by_orbax(self, wanted: Mapping[str, Any]) -> dict[str, Any]:
         from holdfast.store import orbax_io
 
         values: dict[str, Any] = {}
@@ -49,7 +86,7 @@ def contents_of(found: Found) -> Contents:
     """
     if found.ref.attempt != SEALED_ATTEMPT:
         leaves = {name_of(leaf.path): leaf for leaf in from_bytes((found.folder / STRUCTURE_FILE).read_bytes()).leaves}
-        return Contents(leaves, {name: (found.folder / STATE_FOLDER, name) for name in leaves})
+        return Contents(found, leaves, {name: (found.folder / STATE_FOLDER, name) for name in leaves})
     items = sorted(path for path in found.folder.iterdir() if (path / TREE_FILE).is_file())
     if not items:
         raise ValueError(f"{found.folder}: found no item with {TREE_FILE}, allowed: one or more trees of arrays")
@@ -58,7 +95,7 @@ def contents_of(found: Found) -> Contents:
         for inner, leaf in _foreign_leaves(item):
             name = inner if len(items) == 1 else f"{item.name}.{inner}"
             leaves[name], places[name] = leaf, (item, inner)
-    return Contents(leaves, places)
+    return Contents(found, leaves, places)
 
 
 def _foreign_leaves(item: Path) -> Iterator[tuple[str, Leaf]]:

@@ -4,14 +4,15 @@ from __future__ import annotations
 
 import dataclasses
 import os
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from typing import Any
 
 from holdfast import errors, metadata
 from holdfast.catalog import choose, is_step, one_place, step_at
-from holdfast.contents import Contents, contents_of
+from holdfast.contents import contents_of
 from holdfast.store.candidates import NEWEST, Choice, Metric
 from holdfast.store.changes import Allowed, compare
 from holdfast.store.leaves import Leaf, Structure, is_below, name_of
@@ -19,6 +20,7 @@ from holdfast_contract.manifest import Manifest, Rejection
 from holdfast_contract.runfolder import Found
 
 PyTree = Any
+_Read = Callable[[Mapping[str, Any]], dict[str, Any]]
 
 
 @dataclass(frozen=True)
@@ -58,7 +60,7 @@ def load(  # noqa: PLR0913  one call with a name for every choice, all but the p
 ) -> Loaded:
     """A checkpoint's state, after every byte of it was compared with its manifest; the newest valid one by default.
 
-    Every process that calls this reads and verifies the whole checkpoint; in a training program use a session.
+    Without ``parts`` the bytes that are handed out are those that were compared, in one reading. Every process that calls this reads and verifies the whole checkpoint; in a training program use a session.
 
     Args:
         path: a checkpoint path, the folder of a run or attempt in it, the folder of an Orbax manager whose steps were
@@ -84,12 +86,13 @@ def load(  # noqa: PLR0913  one call with a name for every choice, all but the p
     found, rejected = _chosen(path, run, choice)
     contents = contents_of(found)
     stored = _within(contents.leaves, parts)
+    read = partial(contents.read, compared=parts is None)  # of a few leaves, not all files a second time
     if like is None:
         if new_leaves or dropped_leaves:
             raise ValueError("new_leaves, dropped_leaves: found without like, allowed: with the tree that differs")
-        filled = _Filled(_nested(contents, stored))
+        filled = _Filled(_nested(read, stored))
     else:
-        filled = _filled(contents, stored, like, Allowed(tuple(new_leaves), tuple(dropped_leaves)))
+        filled = _filled(read, stored, like, Allowed(tuple(new_leaves), tuple(dropped_leaves)))
     ref = found.ref
     return Loaded(
         filled.state,
@@ -138,11 +141,11 @@ def _within(stored: Mapping[str, Leaf], parts: Sequence[str] | None) -> Mapping[
     return {name: leaf for name, leaf in stored.items() if any(is_below(name, part) for part in parts)}
 
 
-def _nested(contents: Contents, stored: Mapping[str, Leaf]) -> PyTree:
+def _nested(read: _Read, stored: Mapping[str, Leaf]) -> PyTree:
     from holdfast.reading import abstract_leaf
 
     wanted = {name: abstract_leaf(leaf) for name, leaf in stored.items()}
-    values = contents.read(wanted)
+    values = read(wanted)
     if set(values) == {""}:
         return values[""]
     tree: dict[str, Any] = {}
@@ -155,7 +158,7 @@ def _nested(contents: Contents, stored: Mapping[str, Leaf]) -> PyTree:
     return tree
 
 
-def _filled(contents: Contents, stored: Mapping[str, Leaf], like: PyTree, allowed: Allowed) -> _Filled:
+def _filled(read: _Read, stored: Mapping[str, Leaf], like: PyTree, allowed: Allowed) -> _Filled:
     import jax
 
     from holdfast.store.structure import structure_of
@@ -168,7 +171,7 @@ def _filled(contents: Contents, stored: Mapping[str, Leaf], like: PyTree, allowe
     new = tuple(name for name in here if f".{name}" in changed.new)
     given = dict(zip(here, (value for _, value in paths), strict=True))
     _require_real(new, given)
-    values = contents.read({name: value for name, value in given.items() if name not in new})
+    values = read({name: value for name, value in given.items() if name not in new})
     filled = [given[name] if name in new else values[name] for name in here]
     dropped = tuple(name for name in there if f".{name}" in changed.dropped)
     return _Filled(jax.tree_util.tree_unflatten(treedef, filled), new, dropped)

@@ -81,6 +81,11 @@ def read_others(
     _read_files(folder, chosen, wanted, threads=threads, transient_seconds=transient_seconds, whole=False)
 
 
+def paths_of(plan: reader.Plan) -> frozenset[str]:
+    """The files that the plan needs, by path below the step's folder."""
+    return frozenset(_wanted(plan))
+
+
 def _wanted(plan: reader.Plan | None) -> dict[str, list[reads.Piece]]:
     return {} if plan is None else {f"{STATE_FOLDER}/{path}": pieces for path, pieces in plan.pieces.items()}
 
