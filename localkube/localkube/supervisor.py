@@ -1,7 +1,8 @@
 """The process that owns a cluster's processes: when whoever asked for the cluster is gone, it ends and removes it all.
 
 Run as `python -m localkube.supervisor NAME LOCK_HANDLE OWNER_PID`. It ends the cluster when its standard input closes
-or the owner's process ends (unless it was told to detach), on SIGTERM, or on request. It is a single thread on purpose.
+or the owner's process ends (unless it was told to detach), on SIGTERM, on request, or when somebody has deleted the
+cluster's files. It is a single thread on purpose.
 """
 
 from __future__ import annotations
@@ -24,6 +25,7 @@ NODE_GRACE_SECONDS = 1.0
 _REQUEST_SECONDS = 5.0
 _REQUEST_BYTES = 1 << 20
 _BACKLOG = 16
+_LOOK_SECONDS = 2.0
 
 
 class Supervisor:
@@ -54,8 +56,9 @@ class Supervisor:
             self._watch_owner(owner)
             listener = self._listen()
             while not self._ending:
-                for key, _ in self._selector.select():
+                for key, _ in self._selector.select(_LOOK_SECONDS):
                     key.data(key.fileobj)
+                self._look_for_files()
             listener.close()
         finally:
             self._table.stop_all(node_grace_seconds=NODE_GRACE_SECONDS)
@@ -101,6 +104,14 @@ class Supervisor:
         self._selector.unregister(source)
         if not self._detached:
             self._ending = True
+
+    def _look_for_files(self) -> None:
+        """A cleaner of temporary files may have taken them: what is left could neither be used nor found any more."""
+        state = self._entry.read().get("state_dir")
+        for folder in (self._entry.folder, *([Path(state)] if state else [])):
+            if not folder.is_dir():
+                print(f"{folder} is gone, so this cluster ends", file=sys.stderr, flush=True)
+                self._ending = True
 
     def _accept(self, listener: socket.socket) -> None:
         connection, _ = listener.accept()

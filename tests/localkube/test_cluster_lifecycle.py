@@ -119,6 +119,15 @@ def test_a_killed_supervisor_takes_its_processes_along_and_the_next_start_remove
     assert_gone(started["name"], state)
 
 
+def test_a_cluster_whose_files_were_taken_away_ends(owner: subprocess.Popen[str], tmp_path: Path) -> None:
+    assert owner.stdout is not None
+    started = json.loads(owner.stdout.readline())
+    state = Path(started["state"])
+    assert processes_mentioning(str(state))
+    state.rename(tmp_path / "elsewhere")
+    assert_gone(started["name"], state)
+
+
 def test_a_component_that_cannot_start_is_an_error_with_its_log_and_leaves_nothing() -> None:
     cluster = Cluster(options=ClusterOptions(extra_arguments={APISERVER: ["--no-such-flag=1"]}))
     with pytest.raises(StartError, match=r"(?s)kube-apiserver ended with 1 .*unknown flag: --no-such-flag"):
