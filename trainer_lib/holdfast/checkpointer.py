@@ -117,11 +117,13 @@ class Checkpointer:
         initial = Initial(self._state())
         restored = self._store.restore(pin_of(self._pin), initial.abstract, allowed_changes(new_leaves, dropped_leaves))
         if restored is None:
+            self._store.prepare(nnx.arrays_of(self._state()))
             return 0
         reinstate(self.data, restored, self._process_count)
         self._metadata = notes.read(restored.folder, restored.manifest)
         state = initial.fill(restored.state, restored.changed.new)
         self.model, self.optimizer = state[_MODEL], state.get(_OPTIMIZER)
+        self._store.prepare(nnx.arrays_of(state))
         return restored.ref.step
 
     def save(

@@ -123,11 +123,13 @@ def results_of(state: Any, metrics: Mapping[str, Any]) -> list[Any]:
     import jax
     import jax.numpy as jnp
 
+    from holdfast.store.structure import is_key
+
     arrays = [value for value in metrics.values() if isinstance(value, jax.Array)]
     if arrays:
         return arrays
     leaves = [leaf for leaf in jax.tree_util.tree_leaves(state) if isinstance(leaf, jax.Array)]
-    leaves = [leaf for leaf in leaves if not jnp.issubdtype(leaf.dtype, jax.dtypes.prng_key)]
+    leaves = [leaf for leaf in leaves if not is_key(leaf)]
     return [jnp.copy(min(leaves, key=lambda leaf: leaf.size))] if leaves else []
 
 

@@ -13,6 +13,7 @@ import numpy.typing as npt
 
 from holdfast.contents import Contents
 from holdfast.store.leaves import Leaf, LeafKind
+from holdfast.store.structure import is_key
 
 BATCH_BYTES: Final = 256 * 1024 * 1024
 """Two checkpoints are compared so many bytes at a time, so that they need not fit into memory together."""
@@ -62,5 +63,4 @@ def batches(leaves: Mapping[str, Leaf]) -> Iterator[dict[str, Leaf]]:
 
 
 def _raw(value: Any) -> npt.NDArray[Any]:
-    is_key = isinstance(value, jax.Array) and jnp.issubdtype(value.dtype, jax.dtypes.prng_key)
-    return np.asarray(jax.random.key_data(value) if is_key else value)
+    return np.asarray(jax.random.key_data(value) if is_key(value) else value)

@@ -127,6 +127,7 @@ class Session:
             NoValidCheckpoint: candidates exist, none is valid. StructureMismatch: the state has changed since.
             RestoreError: the data position is of another number of processes, and ``data`` has no ``reposition``.
         """
+        from holdfast import nnx
         from holdfast.initial import Initial
         from holdfast.restoring import allowed_changes, pin_of, reinstate
         from holdfast.store import Choice
@@ -148,6 +149,7 @@ class Session:
             journal.status.restored(ref, restored.rejected)
             state, reached = initial.fill(restored.state, restored.changed.new), ref.step
             log.info("attempt %d continues after attempt %d, step %d", parts.attempt, ref.attempt, reached)
+        parts.store.prepare(nnx.arrays_of(state))
         journal.steps.start_at(reached)
         parts.agreement.gate.start_at(reached)
         parts.saves.start_clock()

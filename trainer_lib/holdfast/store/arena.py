@@ -18,8 +18,6 @@ ALIGNMENT_BYTES: Final = 64
 """XLA's CPU client aliases host memory that is aligned so, and copies any other."""
 PAGE_BYTES: Final = 4096
 """What direct I/O wants memory, offset and length to be multiples of, on common devices."""
-_POPULATE_WRITE: Final = 23
-"""MADV_POPULATE_WRITE of <linux/mman.h>, Linux 5.14: fault pages in for writing without writing. Not in ``mmap``."""
 _STRIPE_BYTES: Final = 4 * 1024 * 1024
 _THREADS: Final = min(4, os.cpu_count() or 1)
 """One core seldom fills the memory bus; more than a few do not help."""
@@ -91,8 +89,5 @@ def _mapped(nbytes: int) -> Octets:
     with contextlib.suppress(OSError, AttributeError):  # systems without huge pages
         memory.madvise(mmap.MADV_HUGEPAGE)
     whole = np.frombuffer(memory, np.uint8)
-    try:
-        memory.madvise(_POPULATE_WRITE)
-    except OSError:  # an older kernel
-        whole[::PAGE_BYTES] = 0
+    whole[::PAGE_BYTES] = 0  # as madvise would do it, which Python calls without letting other threads run
     return whole

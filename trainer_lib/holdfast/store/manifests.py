@@ -32,7 +32,7 @@ def build(claim: Claim, work: SaveWork, files: Iterable[FileEntry], coordination
         step=work.step,
         process_count=coordination.process_count,
         device_kind=jax.devices()[0].device_kind,
-        tree_digest=work.structure.digest,
+        tree_digest=work.part.structure.digest,
         parent=work.parent,
         files=tuple(sorted(files, key=lambda entry: entry.path)),
         metrics=finite_metrics(work.metrics),

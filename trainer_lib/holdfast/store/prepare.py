@@ -91,6 +91,11 @@ class Prepared:
         """See orbax_format."""
         return orbax_format.shardings(self.known_layout)
 
+    def work_out(self) -> None:
+        """Compute all properties now."""
+        if self.layout is not None:
+            _ = self.index, self.tree_metadata, self.array_metadata, self.shardings
+
     @staticmethod
     def _view(memory: Octets, layout: Layout, number: int) -> npt.NDArray[Any]:
         piece = layout.pieces[number]

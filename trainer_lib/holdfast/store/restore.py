@@ -22,8 +22,8 @@ from holdfast.store.candidates import NEWEST, Candidates, Choice, Pin
 from holdfast.store.changes import NOTHING_ALLOWED, NOTHING_CHANGED, Allowed, Changed, compare
 from holdfast.store.handle import logger
 from holdfast.store.ocdbt.reader import NotUnderstoodError, Plan
-from holdfast.store.save import data_file
 from holdfast.store.settings import StoreSettings
+from holdfast.store.step_files import data_file
 from holdfast.store.structure import STRUCTURE_FILE, PyTree
 from holdfast.store.votes import Ballot, Problem, ProblemKind
 from holdfast_contract import codec

@@ -15,29 +15,24 @@ from __future__ import annotations
 
 import os
 import time
-from collections.abc import Callable, Iterator, Mapping
-from contextlib import contextmanager
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field, replace
 from pathlib import Path
-from typing import Final
 
 from holdfast import errors
 from holdfast.coordination import Coordination
-from holdfast.store import checking, digests, fs, manifests, orbax_format, space, votes
+from holdfast.store import fs, manifests, orbax_format, space, votes
 from holdfast.store.claim import Claim
 from holdfast.store.handle import SaveHandle, logger
 from holdfast.store.settings import StoreSettings
-from holdfast.store.snapshot import Snapshot
-from holdfast.store.structure import STRUCTURE_FILE, Structure
+from holdfast.store.step_files import DATA_FOLDER, PartWork, StepFiles
+from holdfast.store.structure import STRUCTURE_FILE
 from holdfast.store.votes import Ballot, Problem, ProblemKind
-from holdfast.store.writers import Writer
 from holdfast_contract import codec
 from holdfast_contract.keys import MANIFEST_FILE, METADATA_FILE, PARTIAL_FILE, STATE_FOLDER
 from holdfast_contract.manifest import CheckpointRef, FileEntry, digest_of, to_bytes
 
-DATA_FOLDER: Final = "data"
 _COMMIT, _ABANDON = "commit", "abandon"
-_NOTHING_KNOWN: Final[Mapping[str, FileEntry]] = {}
 
 
 @dataclass(frozen=True)
@@ -58,13 +53,10 @@ class _Outcome:
 
 @dataclass(frozen=True)
 class SaveWork:
-    """What is saved: a snapshot that nobody else changes, and what goes into the manifest."""
+    """What is saved, and what goes into the manifest."""
 
     step: int
-    snapshot: Snapshot
-    writer: Writer
-    structure: Structure
-    data: bytes | None
+    part: PartWork
     metrics: Mapping[str, object]
     pinned: bool
     parent: str
@@ -99,6 +91,10 @@ class SaveJob:
     def folder(self) -> Path:
         """The step's folder."""
         return self.context.claim.folder.step_folder(self.context.claim.attempt, self.work.step)
+
+    @property
+    def _files(self) -> StepFiles:
+        return StepFiles(self.folder, self.context.settings, self.handle.timings)
 
     def run(self) -> None:
         """Do this rank's part and learn the outcome. Never raises."""
@@ -137,39 +133,9 @@ class SaveJob:
             part.cast(problem=vote.problem)  # the others say nothing: the blame is not theirs
 
     def _write_part(self) -> str:
-        with self._timed("write_seconds"):
-            hashed = self.work.writer.write_part(self.folder / STATE_FOLDER)
-            if self.work.data is not None:
-                fs.write_file(self.folder / data_file(self._rank), self.work.data)
-        self._note_hashing()
-        known = {f"{STATE_FOLDER}/{e.path}": replace(e, path=f"{STATE_FOLDER}/{e.path}") for e in hashed}
-        mine = [path for path in self._files() if digests.writer_of(path) == self._rank]
-        if self._is_leader:
-            mine = [path for path in mine if _is_of_a_process(path)]
-        files = self._make_durable(mine, known)
-        if self.context.settings.check_saves:
-            with self._timed("check_seconds"):
-                checking.compare_part(self.folder, self.work.snapshot, tuple(known.values()), self.work.structure)
-        return codec.encode(_Part(files, self.work.snapshot.local_digests(), self.work.writer.agreement)).decode()
-
-    def _note_hashing(self) -> None:
-        """Digests that were computed while writing count as such."""
-        seconds, timings = self.work.writer.hash_seconds, self.handle.timings
-        timings["digest_seconds"] = timings.get("digest_seconds", 0.0) + seconds
-        timings["write_seconds"] -= seconds
-
-    def _make_durable(self, paths: list[str], known: Mapping[str, FileEntry] = _NOTHING_KNOWN) -> tuple[FileEntry, ...]:
-        """Sync files and describe them; those that are ``known`` need not be read again."""
-        with self._timed("sync_seconds"):
-            for path in paths:
-                fs.sync_file(self.folder / path)
-        with self._timed("digest_seconds"):
-            unknown = [path for path in paths if path not in known]
-            read = digests.describe_files(self.folder, unknown, threads=self.context.settings.io_threads)
-        return (*(known[path] for path in paths if path in known), *read)
-
-    def _files(self) -> list[str]:
-        return [path.relative_to(self.folder).as_posix() for path in fs.walk_files(self.folder)]
+        part = self.work.part
+        files = self._files.write_part(part, self._rank)
+        return codec.encode(_Part(files, part.snapshot.local_digests(), part.writer.agreement)).decode()
 
     def _follow(self) -> _Outcome:
         deadline = self.context.deadline
@@ -262,20 +228,21 @@ class SaveJob:
             raise _PartFailed(votes.Vote(rank, Problem(ProblemKind.OTHER, message, str(self.folder))))
 
     def _seal(self, parts: list[FileEntry]) -> _Outcome:
-        with self._timed("merge_seconds"):
-            self.work.writer.join_parts(self.folder / STATE_FOLDER)
-        fs.write_file(self.folder / STRUCTURE_FILE, self.work.structure.to_bytes())
+        part = self.work.part
+        with self._files.timed("merge_seconds"):
+            part.writer.join_parts(self.folder / STATE_FOLDER)
+        fs.write_file(self.folder / STRUCTURE_FILE, part.structure.to_bytes())
         if self.work.metadata is not None:
             fs.write_file(self.folder / METADATA_FILE, self.work.metadata)
         known = {entry.path for entry in parts}
-        rest = self._make_durable([p for p in self._files() if p not in known and p != PARTIAL_FILE])
+        rest = self._files.make_durable([p for p in self._files.names() if p not in known and p != PARTIAL_FILE])
         for folder in fs.walk_folders(self.folder):
             fs.sync_folder(folder)
         manifest = to_bytes(manifests.build(self.context.claim, self.work, (*parts, *rest), self.context.coordination))
         self.context.claim.require_current()
         if not self._decide(_COMMIT):
             raise TimeoutError("another process gave the save up")
-        with self._timed("manifest_seconds"):
+        with self._files.timed("manifest_seconds"):
             fs.publish_file(self.folder / MANIFEST_FILE, manifest)
         self._remove_mark()
         return _Outcome(CheckpointRef(self.context.claim.attempt, self.work.step, digest_of(manifest)))
@@ -326,14 +293,6 @@ class SaveJob:
         else:
             ballot.cast(payload=payload)
 
-    @contextmanager
-    def _timed(self, stage: str) -> Iterator[None]:
-        start = time.monotonic()
-        try:
-            yield
-        finally:
-            self.handle.timings[stage] = self.handle.timings.get(stage, 0.0) + time.monotonic() - start
-
     def _error(self, rank: int, problem: Problem | None) -> Exception:
         attempt, step = self.context.claim.attempt, self.work.step
         if problem is None:
@@ -351,16 +310,6 @@ class _PartFailed(Exception):  # carries a vote, never leaves this file
         super().__init__(vote)
 
 
-def data_file(rank: int) -> str:
-    """Where a rank's data position lies below the step's folder."""
-    return f"{DATA_FOLDER}/process-{rank}.bin"
-
-
 def save_prefix(number: int) -> str:
     """Below this all keys of the attempt's ``number``-th save lie."""
     return f"store/save/{number}"
-
-
-def _is_of_a_process(path: str) -> bool:
-    """Whether a file is final before the merge: the parts are, what rank 0 writes besides is not."""
-    return digests.writer_of(path, default=-1) == 0

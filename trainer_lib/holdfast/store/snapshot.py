@@ -90,6 +90,14 @@ def take(state: PyTree, prepared: Prepared, arena: Arena) -> Snapshot:
     return _take_tree(state, arena) if layout is None else _take_image(state, prepared, layout, arena)
 
 
+def memory_bytes(state: PyTree, prepared: Prepared) -> int:
+    """What ``take`` will ask the arena for, as far as that is known before; arrays of accelerators need none."""
+    layout = prepared.layout
+    if layout is None or not _lies_on_cpu(jax.tree_util.tree_leaves(state), prepared):
+        return 0
+    return rounded_up(layout.memory_bytes, ALIGNMENT_BYTES)
+
+
 def on_cpu(array: jax.Array) -> bool:
     """Whether it lies in memory that numpy can look at."""
     device: Any = next(iter(array.sharding.device_set))
@@ -103,7 +111,7 @@ def _take_image(state: PyTree, prepared: Prepared, layout: Layout, arena: Arena)
     leaves = jax.tree_util.tree_leaves(state)
     for number in prepared.keys:
         leaves[number] = data_of(leaves[number])
-    if all(on_cpu(leaves[number]) for number in prepared.one_per_platform):
+    if _lies_on_cpu(leaves, prepared):
         memory = arena.hold(rounded_up(layout.memory_bytes, ALIGNMENT_BYTES))
         views = prepared.views(memory)
         arena.copy([(view, _shard(leaves, piece)) for view, piece in zip(views, layout.pieces, strict=True)])
@@ -114,6 +122,10 @@ def _take_image(state: PyTree, prepared: Prepared, layout: Layout, arena: Arena)
     parts = [(piece.offset, array) for piece, array in zip(layout.pieces, arrays, strict=True)]
     written = tuple(part for part in parts if part[0] < layout.file_bytes)
     return Image(layout, written, image, prepared.local_of(arrays))
+
+
+def _lies_on_cpu(leaves: Sequence[Any], prepared: Prepared) -> bool:
+    return all(on_cpu(leaves[number]) for number in prepared.one_per_platform)
 
 
 def _shard(leaves: Sequence[Any], piece: Any) -> _Array:

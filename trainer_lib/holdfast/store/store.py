@@ -5,7 +5,7 @@ from __future__ import annotations
 import threading
 import time
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Final
 
@@ -21,6 +21,7 @@ from holdfast.store.restore import Restore, Restored, restore_prefix
 from holdfast.store.retention import KeepAll, Retention
 from holdfast.store.save import SaveContext, SaveJob, SaveWork, save_prefix
 from holdfast.store.settings import StoreSettings, Unpinned
+from holdfast.store.step_files import PartWork
 from holdfast.store.structure import PyTree
 from holdfast.store.sweep import apply_retention
 from holdfast.store.writers import Writer, writer_for
@@ -77,6 +78,7 @@ class Store:
         self._handles: list[SaveHandle] = []
         self._threads: list[threading.Thread] = []
         self._sweeping = threading.Lock()
+        self._preparing: threading.Thread | None = None
 
     @property
     def newest(self) -> CheckpointRef | None:
@@ -104,6 +106,23 @@ class Store:
         if self._coordination.process_index == 0:
             self._start(self._sweep_leftovers, "holdfast-sweep")
 
+    def prepare(self, state: PyTree) -> None:
+        """Begin in the background what the first save of a state like this would wait for: memory for its copy, and what
+        is worked out once. While the first step compiles that costs nothing.
+
+        Raises:
+            UnsupportedLeaf: a leaf cannot be stored.
+        """
+        prepared = self._preparation.of(state)
+        nbytes = snapshot.memory_bytes(state, prepared)
+
+        def get_ready() -> None:
+            self._arena.hold(nbytes)
+            prepared.work_out()
+
+        self._await_preparation()
+        self._preparing = self._start(get_ready, "holdfast-prepare")
+
     def save(self, step: int, state: PyTree, request: Request | None = None) -> SaveHandle:
         """Snapshot ``state`` now and save it in the background; the caller may donate or change it at once.
 
@@ -117,6 +136,7 @@ class Store:
         entered = time.monotonic()
         request = request or Request()
         self._wait_for_previous()
+        self._await_preparation()
         waited = time.monotonic() - entered
         if step < 0 or step in self._closed_steps:
             allowed = "0 or more, and neither committed nor timed out in this attempt before"
@@ -131,10 +151,9 @@ class Store:
         parent = self._newest.digest if self._newest else ""
         elapsed = self._trained_before + entered - self._counting_from
         self._saves += 1
-        writer = self._writer_of(copy, prepared, step)
+        part = PartWork(copy, self._writer_of(copy, prepared, step), prepared.structure, request.data)
         metrics = dict(request.metrics or {})
-        work = SaveWork(step, copy, writer, prepared.structure, request.data, metrics, request.pinned, parent, elapsed)
-        work = replace(work, metadata=request.metadata)
+        work = SaveWork(step, part, metrics, request.pinned, parent, elapsed, request.metadata)
         deadline = entered + self._settings.save_seconds
         context = SaveContext(self._claim, self._coordination, self._settings, self._saves, deadline)
         self._forget(save_prefix(self._saves - _REMEMBERED))
@@ -255,6 +274,12 @@ class Store:
         if self._handles and not self._handles[-1].done():
             self.wait(self._limit_seconds + _EXPIRY_MARGIN_SECONDS)
 
+    def _await_preparation(self) -> None:
+        """It computes and gets memory, which ends."""
+        if self._preparing is not None:
+            self._preparing.join()
+            self._preparing = None
+
     def _forget(self, prefix: str) -> None:
         if self._coordination.process_index != 0:
             return
@@ -303,8 +328,9 @@ class Store:
             except OSError as error:
                 logger.warning("leftovers of earlier writers stay: %s", error)
 
-    def _start(self, target: Callable[[], None], name: str) -> None:
+    def _start(self, target: Callable[[], None], name: str) -> threading.Thread:
         self._threads = [t for t in self._threads if t.is_alive()]
         thread = threading.Thread(target=target, name=name, daemon=True)
         self._threads.append(thread)
         thread.start()
+        return thread
