@@ -182,6 +182,38 @@ def test_storage_that_hangs_ends_the_save_at_its_limit_and_training_goes_on(root
     assert [r.step for r in RunFolder(root).candidates()] == [2], "the late writer may not commit what was given up"
 
 
+def test_storage_that_is_slow_delays_the_checkpoint_not_the_loop(root: Path) -> None:
+    """Storage does one operation per training step here."""
+    step_function = jax.jit(lambda w: w * 2 + 1, donate_argnums=0)
+    weights = jax.device_put(jnp.arange(1 << 10, dtype=jnp.float32))
+    turns = threading.Semaphore(0)
+
+    def slow(operation: str, path: Path) -> None:
+        if operation.startswith("before:") and not turns.acquire(timeout=30):
+            raise TimeoutError(f"{operation} {path}: the loop did not go on")
+
+    store = store_at(root, 1)
+    fs.set_fault_hook(slow)
+    expected = np.array(weights)
+    handle = store.save(1, {"w": weights})
+    steps = 0
+    while not handle.done():
+        weights = step_function(weights)
+        steps += 1
+        turns.release()
+        handle.wait(0.02)
+    assert steps > 25, "the loop went on while each of the save's operations waited for its turn"
+    second = store.save(2, {"w": weights})
+    assert not second.done()
+    turns.release(1000)
+    assert second.result(30).step == 2
+    store.close()
+    fs.set_fault_hook(None)
+    restored = store_at(root, 2).restore(handle.result(0), {"w": weights})
+    assert restored is not None
+    assert np.array_equal(restored.state["w"], expected)
+
+
 def test_an_error_that_nobody_asked_for_is_raised_at_the_end(root: Path) -> None:
     store = store_at(root, 1)
     fs.set_fault_hook(_failing_at(8, errno.ENOSPC, []))
