@@ -1,11 +1,14 @@
 """Lost loop time per save: what a save costs a training loop in all, in the call and in the steps after it.
 
-    python -m benchmarks.save [--size-mib 512] [--leaves 16] [--rounds 7] [--folder FOLDER] [--arms ARM ...]
+    python -m benchmarks.save [--layout shared|split] [--size-mib 512] [--leaves 16] [--rounds 7] [--arms ARM ...]
 
-The loop runs jitted steps that are given their state (donated buffers). Lost time is (loop with saves - loop without) /
-saves. In each round every arm runs once, in an order that turns round each time; the first round is dropped. After each
-run plain Orbax restores every save, and its bytes are compared with the state of that step; if any differ, the exit code
-is 1. The arm "none again" is the loop without saves once more: what it "loses" is what the clock of this machine is worth.
+The loop runs jitted steps that are given their state (donated buffers). Each round measures every arm, in an order that
+turns round each time, by two pairs of windows: ``--steps`` steps with one save at their beginning, and as many without,
+once in this order and once in the other. Lost time is the difference. The first round is dropped. After each save plain
+Orbax restores it and the bytes are compared with the state of that step; if any differ, the exit code is 1.
+
+Two arms say what the harness is worth: "none" saves nothing and must lose nothing, "asleep 50 ms" must lose that.
+Memory and the number of leaves have benchmarks of their own: ``benchmarks.save_memory``, ``benchmarks.save_leaves``.
 """
 
 from __future__ import annotations
@@ -15,80 +18,70 @@ import json
 import logging
 import os
 import platform
-import shutil
 import statistics
-import subprocess
 import sys
 import tempfile
-import threading
 from collections.abc import Sequence
+from dataclasses import asdict
 from pathlib import Path
-from typing import Any, Self
 
 os.environ.setdefault("JAX_PLATFORMS", "cpu")
 
 import jax
 import psutil
 
-from benchmarks.save_arms import ARMS, Arm, expected_digests, make_state, make_step, ready, run_loop, wrong_leaves
+from benchmarks.cores import Cores
+from benchmarks.save_arms import ARMS, MIB, Arm, Asleep, make_state, make_step, ready
+from benchmarks.save_windows import Bootstrap, Found, measure_round
 
-MIB = 1 << 20
-_LIMIT_SECONDS = 600.0
-_MANY_LEAVES = 4096
+GATES = ("none", "asleep 50 ms")
 _LIMITS = """What these figures cannot show:
 - On CPU there is no copy from a device to the host: read the distance to "copy", not seconds, for an accelerator.
-- The steps are bound by memory and leave no core idle, which is the worst case for whatever runs beside them.
-- What goes on after the last step of a loop is not counted, in favour of the slow writers."""
+- The steps are bound by memory, which is the worst case for whatever copies beside them.
+- What goes on after the window is not counted, in favour of the slow writers; "late" says how often that was so."""
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
     """The exit code."""
     options = _options(arguments)
     logging.getLogger("absl").setLevel(logging.ERROR)
+    cores = Cores(options.layout)
+    cores.begin(lambda: ready(make_step()(make_state(MIB, 2))))
     with tempfile.TemporaryDirectory(prefix="holdfast-save-", dir=options.folder) as folder:
-        if options.memory_of:
-            print(_extra_memory(Path(folder), options))
-            return 0
-        return _compare(Path(folder), options)
+        return _compare(Path(folder), cores, options)
 
 
 def _options(arguments: Sequence[str] | None) -> argparse.Namespace:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument(
+        "--layout", choices=("shared", "split"), default="shared", help="split: the step alone on a core"
+    )
     parser.add_argument("--size-mib", type=int, default=512, help="of the state")
     parser.add_argument("--leaves", type=int, default=16)
-    parser.add_argument("--many-leaves", type=int, default=_MANY_LEAVES, help="compared with --leaves; 0: not at all")
     parser.add_argument("--rounds", type=int, default=7, help="counted ones; one more is dropped")
-    parser.add_argument("--saves", type=int, default=2, help="per run")
-    parser.add_argument("--steps", type=int, default=40, help="after each save")
+    parser.add_argument("--steps", type=int, default=24, help="in a window")
     parser.add_argument("--folder", type=Path, default=None, help="where to save; the file system matters")
-    parser.add_argument(
-        "--arms", nargs="+", choices=list(ARMS), default=list(ARMS), metavar="ARM", help=", ".join(ARMS)
-    )
-    parser.add_argument("--no-memory", action="store_true", help="leaves out the runs that measure memory")
+    names = [name for name in ARMS if name not in GATES]
+    parser.add_argument("--arms", nargs="+", choices=names, default=names, metavar="ARM", help=", ".join(names))
     parser.add_argument("--json", type=Path, help="writes every round there")
-    parser.add_argument("--memory-of", choices=list(ARMS), help=argparse.SUPPRESS)
     return parser.parse_args(arguments)
 
 
-def _compare(folder: Path, options: argparse.Namespace) -> int:
-    names = list(dict.fromkeys(["none", "none again", *options.arms]))
+def _compare(folder: Path, cores: Cores, options: argparse.Namespace) -> int:
+    names = [*GATES, *options.arms]
     _say(
-        f"{options.size_mib} MiB in {options.leaves} leaves of float32, {options.saves} saves a run with {options.steps} "
-        f"steps after each, {options.rounds} rounds; {os.cpu_count()} cores, load {os.getloadavg()[0]:.1f}, "
+        f"{options.size_mib} MiB in {options.leaves} leaves of float32, cores {options.layout}, windows of "
+        f"{options.steps} steps, {options.rounds} rounds; {os.cpu_count()} cores, load {os.getloadavg()[0]:.1f}, "
         f"{_file_system(folder)}, jax {jax.__version__}, Python {platform.python_version()}"
     )
-    seconds, arms, wrong = _rounds(folder, names, options)
-    _print_lost(seconds, arms, options.saves)
-    memory = {}
-    if not options.no_memory:
-        memory = {name: _memory_in_a_process(name, options) for name in names if not name.startswith("none")}
-        _print_memory(memory)
-    leaves = _compare_leaf_counts(folder, names, options) if options.many_leaves else {}
+    found, arms = _rounds(folder, names, cores, options)
+    _print_lost(found, arms)
     _say(_LIMITS)
     if options.json:
-        told = {name: vars(arm.told) for name, arm in arms.items()}
-        found = {"seconds": seconds, "told": told, "memory": memory, "leaves": leaves, "options": str(options)}
-        options.json.write_text(json.dumps(found, indent=1))
+        told = {name: asdict(arm.told) for name, arm in arms.items()}
+        rounds = {name: asdict(one) for name, one in found.items()}
+        options.json.write_text(json.dumps({"options": str(options), "found": rounds, "told": told}, indent=1))
+    wrong = [f"{name}: {line}" for name, one in found.items() for line in one.wrong]
     for line in wrong:
         _say(f"WRONG BYTES: {line}")
     if not wrong:
@@ -97,202 +90,96 @@ def _compare(folder: Path, options: argparse.Namespace) -> int:
 
 
 def _rounds(
-    folder: Path, names: list[str], options: argparse.Namespace
-) -> tuple[dict[str, list[float]], dict[str, Arm], list[str]]:
+    folder: Path, names: list[str], cores: Cores, options: argparse.Namespace
+) -> tuple[dict[str, Found], dict[str, Arm]]:
     arms = {name: ARMS[name]() for name in names}
-    seconds: dict[str, list[float]] = {name: [] for name in names}
-    step, wrong = make_step(), list[str]()
-    counts = {"saves": options.saves, "steps": options.steps}
-    size = options.size_mib * MIB
-    expected = expected_digests(make_state(size, options.leaves), step, **counts)
+    found = {name: Found() for name in names}
+    step = make_step()
     for number in range(options.rounds + 1):
         for name in names if number % 2 else reversed(names):
+            state = ready(make_state(options.size_mib * MIB, options.leaves))
+            cores.apart()
             place = folder / f"{name.replace(' ', '-')}-{number}"
-            place.mkdir()
-            arms[name].begin(place)
-            taken = run_loop(make_state(size, options.leaves), step, arms[name], **counts)
-            arms[name].finish()
-            wrong += [f"{name}, round {number}, {line}" for line in wrong_leaves(arms[name], expected)]
-            shutil.rmtree(place)
-            _settle()
+            one = measure_round(arms[name], state, step, steps=options.steps, folder=place)
+            found[name].wrong += one.wrong
             if number:
-                seconds[name].append(taken)
-        _say(f"round {number} of {options.rounds}" + ("" if number else " (dropped)"), end="\n")
-    for arm in arms.values():
-        for kept in vars(arm.told).values():
-            del kept[: options.saves]  # of the dropped round
-    return seconds, arms, wrong
+                found[name].lost += one.lost
+                found[name].steps += one.steps
+                found[name].unfinished += one.unfinished
+            else:
+                arms[name].told.clear()
+        _say(f"round {number} of {options.rounds}" + ("" if number else " (dropped)"))
+    return found, arms
 
 
-def _settle() -> None:
-    """What one arm left in the page cache must not be written back in the next one's time."""
-    os.sync()
-
-
-def _print_lost(seconds: dict[str, list[float]], arms: dict[str, Arm], saves: int) -> None:
-    base = seconds["none"]
-    lost = {name: [(a - b) / saves for a, b in zip(found, base, strict=True)] for name, found in seconds.items()}
-    median = {name: statistics.median(values) for name, values in lost.items()}
-    tuned = min((n for n in median if n.startswith("orbax async tuned")), key=median.__getitem__, default=None)
-    noise = abs(median["none again"])
-    _say(f"\nlost loop time per save; the loop without saves took {statistics.median(base):.2f} s")
-    header = (
-        "arm",
-        "lost ms",
-        "(min ... max)",
-        "of minima",
-        "call ms",
-        "waited ms",
-        "background s",
-        "sealing",
-        "async/x",
-        "tuned/x",
+def _print_lost(found: dict[str, Found], arms: dict[str, Arm]) -> None:
+    bootstrap = Bootstrap(len(found["none"].lost))
+    floor = max(abs(bound) for bound in bootstrap.interval(found["none"].lost))
+    steps = [seconds for one in found.values() for seconds in one.steps]
+    _say(f"\nlost loop time per save, median of rounds (95 % of medians); a step takes {_ms(steps)} ms")
+    _say(_row("arm", "lost ms", "call ms", "waited ms", "background s", "sealing", "late", "async/x", "tuned/x"))
+    default = found.get("orbax async")
+    tuned = min(
+        (name for name in found if name.startswith("orbax async tuned")),
+        key=lambda name: statistics.median(found[name].lost),
+        default=None,
     )
-    _say(_row(header))
-    for name, values in lost.items():
-        if name == "none":
-            continue
-        told = arms[name].told
-        background = statistics.median(told.background) if told.background else None
-        sealing = statistics.median(told.sealing) / background if told.sealing and background else None
+    for name, one in found.items():
         _say(
             _row(
-                (
-                    name,
-                    f"{1000 * median[name]:.0f}",
-                    f"({1000 * min(values):.0f} ... {1000 * max(values):.0f})",
-                    f"{1000 * (min(seconds[name]) - min(base)) / saves:.0f}",
-                    _milliseconds(told.call),
-                    _milliseconds(told.waited),
-                    "" if background is None else f"{background:.2f}",
-                    "" if sealing is None else f"{100 * sealing:.0f} %",
-                    _times(median.get("orbax async"), median[name], noise),
-                    _times(median[tuned] if tuned else None, median[name], noise),
-                )
+                name,
+                _interval(one.lost, bootstrap),
+                *_told(arms[name]),
+                f"{one.unfinished}/{2 * len(one.lost)}",
+                _times(default, one, bootstrap, floor),
+                _times(found[tuned] if tuned else None, one, bootstrap, floor),
             )
         )
     _say(f"async/x, tuned/x: how many times less than Orbax async as it comes, and than the best tuned one ({tuned})")
-    _say("of minima: the same from each arm's fastest loop, which other programs on the machine disturbed least")
-    _say(f"a loss below {1000 * noise:.0f} ms, that of 'none again', is noise; its ratios are then lower bounds (>)")
+    _say(f"a loss below {1000 * floor:.0f} ms is not told from none, and counts as that much in a ratio")
+    _say(_verdict(found, bootstrap))
 
 
-def _times(other: float | None, own: float, noise: float) -> str:
-    if other is None:
+def _verdict(found: dict[str, Found], bootstrap: Bootstrap) -> str:
+    """Whether differences of this size can be believed."""
+    low, high = bootstrap.interval(found["none"].lost)
+    least, most = bootstrap.interval(found["asleep 50 ms"].lost)
+    if low <= 0 <= high and least <= Asleep.SECONDS <= most:
+        return "the harness finds no loss where there is none, and 50 ms where they are"
+    return "INCONCLUSIVE: the harness finds a loss where there is none, or not the 50 ms that are there"
+
+
+def _told(arm: Arm) -> tuple[str, str, str, str]:
+    told = arm.told
+    background = statistics.median(told.background) if told.background else None
+    sealing = statistics.median(told.sealing) / background if told.sealing and background else None
+    return (
+        _ms(told.call),
+        _ms(told.waited),
+        "" if background is None else f"{background:.2f}",
+        "" if sealing is None else f"{100 * sealing:.0f} %",
+    )
+
+
+def _interval(values: list[float], bootstrap: Bootstrap) -> str:
+    low, high = bootstrap.interval(values)
+    return f"{_ms(values)} ({1000 * low:.0f} ... {1000 * high:.0f})"
+
+
+def _times(other: Found | None, own: Found, bootstrap: Bootstrap, floor: float) -> str:
+    if other is None or other is own:
         return ""
-    return f"{other / own:.1f}" if own > noise else f"> {other / noise:.1f}" if noise else ""
+    middle, low, high = bootstrap.ratio(other.lost, own.lost, floor)
+    return f"{middle:.1f} ({low:.1f} ... {high:.1f})"
 
 
-def _milliseconds(values: list[float]) -> str:
-    return f"{1000 * statistics.median(values):.1f}" if values else ""
+def _ms(values: list[float]) -> str:
+    return f"{1000 * statistics.median(values):.0f}" if values else ""
 
 
-def _row(cells: Sequence[str]) -> str:
-    widths = (24, 8, 18, 11, 9, 10, 13, 8, 8, 8)
-    return "".join(cell.ljust(width) for cell, width in zip(cells, widths, strict=True))
-
-
-# Memory.
-
-
-def _memory_in_a_process(name: str, options: argparse.Namespace) -> float | None:
-    """Extra resident memory by the state's bytes, in a fresh process that has this arm alone."""
-    command = [sys.executable, "-m", "benchmarks.save", "--memory-of", name, "--saves", "2"]
-    command += ["--size-mib", str(options.size_mib), "--leaves", str(options.leaves), "--steps", str(options.steps)]
-    command += ["--folder", str(options.folder)] if options.folder else []
-    done = subprocess.run(command, capture_output=True, text=True, timeout=_LIMIT_SECONDS, check=False)
-    try:
-        return float(done.stdout.split()[-1])
-    except (IndexError, ValueError):
-        _say(f"memory of {name}: {done.stderr[-500:]}")
-        return None
-
-
-def _extra_memory(folder: Path, options: argparse.Namespace) -> float:
-    arm, step = ARMS[options.memory_of](), make_step()
-    place = folder / "run"
-    place.mkdir()
-    arm.begin(place)
-    state = make_state(options.size_mib * MIB, options.leaves)
-    for _ in range(5):
-        state = step(state)
-    ready(state)
-    with _PeakMemory() as before:
-        for _ in range(5):
-            state = step(state)
-            ready(state)
-    with _PeakMemory() as during:
-        run_loop(state, step, arm, saves=options.saves, steps=options.steps)
-        arm.finish()
-    extra: float = (during.peak - before.peak) / (options.size_mib * MIB)
-    return extra
-
-
-class _PeakMemory:
-    """The largest resident memory of this process while it is open."""
-
-    def __enter__(self) -> Self:
-        self._process, self._stop = psutil.Process(), threading.Event()
-        self.peak: int = self._process.memory_info().rss
-        self._thread = threading.Thread(target=self._watch)
-        self._thread.start()
-        return self
-
-    def _watch(self) -> None:
-        while not self._stop.wait(0.002):
-            self.peak = max(self.peak, self._process.memory_info().rss)
-
-    def __exit__(self, *_: object) -> None:
-        self._stop.set()
-        self._thread.join()
-
-
-def _print_memory(memory: dict[str, float | None]) -> None:
-    _say("\nextra resident memory while saving, in sizes of the state")
-    for name, extra in memory.items():
-        _say(f"{name:24}" + ("not known" if extra is None else f"{extra:.2f}"))
-
-
-# Many leaves.
-
-
-def _compare_leaf_counts(folder: Path, names: list[str], options: argparse.Namespace) -> dict[str, Any]:
-    """The same bytes in few and in many leaves: time in the call and in the background, without a loop."""
-    few, many, found = options.leaves, options.many_leaves, {}
-    _say(f"\n{options.size_mib} MiB in {many:,} leaves against {few}: ms in the call, seconds in the background")
-    for name in names:
-        if name.startswith("none"):
-            continue
-        told = {}
-        for leaves in (few, many):
-            arm = ARMS[name]()
-            place = folder / f"leaves-{leaves}-{name.replace(' ', '-')}"
-            place.mkdir()
-            arm.begin(place)
-            state = ready(make_state(options.size_mib * MIB, leaves))
-            for number in range(min(4, options.rounds + 1)):
-                arm.save(number, state)
-                arm.finish()
-            told[leaves] = arm.told
-            for left in folder.glob(f"{place.name}*"):
-                shutil.rmtree(left)
-            _settle()
-        found[name] = _print_leaf_counts(name, told[few], told[many])
-    return found
-
-
-def _print_leaf_counts(name: str, few: Any, many: Any) -> dict[str, float]:
-    """Medians without the first save, which prepares things; the first is told too."""
-    found: dict[str, float] = {"first_call_many": many.call[0], "first_call_few": few.call[0]}
-    line = f"{name:24}call {1000 * many.call[0]:.0f} then "
-    for what in ("call", "background"):
-        one, other = getattr(few, what)[1:], getattr(many, what)[1:]
-        if one and other:
-            low, high = statistics.median(one), statistics.median(other)
-            found |= {f"{what}_few": low, f"{what}_many": high, f"{what}_ratio": high / low}
-            scale, digits = (1000, 1) if what == "call" else (1, 2)
-            line += f"{scale * high:.{digits}f} against {scale * low:.{digits}f}: {high / low:.1f}x;  "
-    _say(line)
-    return found
+def _row(*cells: str) -> str:
+    widths = (26, 20, 9, 11, 14, 9, 7, 20, 20)
+    return "".join(cell.ljust(width) for cell, width in zip(cells, widths, strict=True)).rstrip()
 
 
 def _file_system(folder: Path) -> str:
@@ -304,8 +191,8 @@ def _file_system(folder: Path) -> str:
     return best.fstype if best else "file system not known"
 
 
-def _say(line: str, end: str = "\n") -> None:
-    print(line, end=end, flush=True)
+def _say(line: str) -> None:
+    print(line, flush=True)
 
 
 if __name__ == "__main__":

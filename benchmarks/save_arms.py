@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import shutil
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Protocol
@@ -23,6 +23,7 @@ from holdfast_contract.manifest import Owner
 from holdfast_contract.runfolder import RunFolder
 
 State = dict[str, jax.Array]
+MIB = 1 << 20
 _LIMIT_SECONDS = 600.0
 ready: Callable[[Any], Any] = jax.block_until_ready
 
@@ -39,6 +40,11 @@ class Told:
     background: list[float] = field(default_factory=list)
     sealing: list[float] = field(default_factory=list)
 
+    def clear(self) -> None:
+        """Forget the saves so far."""
+        for kept in (self.call, self.waited, self.background, self.sealing):
+            kept.clear()
+
 
 class Arm(Protocol):
     """One way to save."""
@@ -50,6 +56,9 @@ class Arm(Protocol):
 
     def save(self, step: int, state: State) -> None:
         """In the loop; the state is donated to the next step."""
+
+    def busy(self) -> bool:
+        """Whether a save goes on."""
 
     def finish(self) -> None:
         """Wait for what goes on."""
@@ -68,11 +77,26 @@ class Nothing:
 
     def save(self, step: int, state: State) -> None: ...
 
+    def busy(self) -> bool:
+        return False
+
     def finish(self) -> None: ...
 
     def stored(self, step: int) -> Path | None:
         del step
         return None
+
+
+class Asleep(Nothing):
+    """A delay that is known: what is measured of it tells what this harness is worth."""
+
+    SECONDS = 0.05
+
+    def save(self, step: int, state: State) -> None:
+        del step, state
+        start = time.perf_counter()
+        time.sleep(self.SECONDS)
+        self.told.call.append(time.perf_counter() - start)
 
 
 class Copy(Nothing):
@@ -102,7 +126,7 @@ class Orbax:
         self._handler = ocp.PyTreeCheckpointHandler(**options) if options else ocp.StandardCheckpointHandler()
         self._arguments = ocp.args.PyTreeSave if options else ocp.args.StandardSave
         self._sync = sync
-        self._called = 0.0
+        self._called, self._running = 0.0, False
         done = ocp.options.AsyncOptions(post_finalization_callback=self._done)
         self._saver: Any = (
             ocp.Checkpointer(self._handler) if sync else ocp.AsyncCheckpointer(self._handler, async_options=done)
@@ -117,12 +141,17 @@ class Orbax:
         if not self._sync:
             self._saver.wait_until_finished()
         self.told.waited.append(time.perf_counter() - start)
+        self._running = not self._sync
         self._saver.save(self._folder / str(step), args=self._arguments(state))
         self._called = time.perf_counter()
         self.told.call.append(self._called - start)
 
     def _done(self) -> None:
         self.told.background.append(time.perf_counter() - self._called)
+        self._running = False
+
+    def busy(self) -> bool:
+        return self._running
 
     def finish(self) -> None:
         if not self._sync:
@@ -169,6 +198,9 @@ class Holdfast:
         self.told.waited.append(handle.timings["wait_seconds"])
         self._handles.append((handle, self.told.call[-1]))
 
+    def busy(self) -> bool:
+        return any(not handle.done() for handle, _ in self._handles)
+
     def finish(self) -> None:
         for handle, call in self._handles:
             handle.result(_LIMIT_SECONDS)
@@ -187,7 +219,7 @@ class Holdfast:
 
 ARMS: dict[str, Callable[[], Arm]] = {
     "none": Nothing,
-    "none again": Nothing,
+    "asleep 50 ms": Asleep,
     "orbax sync": lambda: Orbax(None, sync=True),
     "orbax async": lambda: Orbax(None),
     "orbax async tuned": lambda: Orbax({"use_ocdbt": True, "use_zarr3": False, "use_compression": False}),
@@ -216,40 +248,15 @@ def make_step() -> Callable[[State], State]:
     return jitted
 
 
-def run_loop(state: State, step: Callable[[State], State], arm: Arm, *, saves: int, steps: int) -> float:
-    """Seconds for ``saves`` times one save and ``steps`` steps; what a save still does after the last is not waited for."""
-    ready(state)
-    start = time.perf_counter()
-    for number in range(saves):
-        arm.save(number, state)
-        for _ in range(steps):
-            state = step(state)
-            ready(state)
-    return time.perf_counter() - start
-
-
-def expected_digests(state: State, step: Callable[[State], State], *, saves: int, steps: int) -> list[dict[str, str]]:
-    """Digests of the leaves at every save, from a loop without saves."""
-    found = []
-    for _ in range(saves):
-        found.append(digests(state))
-        for _ in range(steps):
-            state = step(state)
-    return found
-
-
 def digests(state: Any) -> dict[str, str]:
     """xxh3-128 of the bytes of each leaf."""
     return {name: xxhash.xxh3_128_hexdigest(np.ascontiguousarray(leaf).data) for name, leaf in state.items()}
 
 
-def wrong_leaves(arm: Arm, expected: Sequence[dict[str, str]]) -> list[str]:
-    """Leaves that plain Orbax does not restore as they were when the step was saved."""
-    wrong = []
-    for step, leaves in enumerate(expected):
-        stored = arm.stored(step)
-        if stored is None:
-            continue
-        found = digests(ocp.PyTreeCheckpointer().restore(stored))
-        wrong += [f"save {step}: {name}" for name in {*found, *leaves} if found.get(name) != leaves.get(name)]
-    return wrong
+def wrong_leaves(arm: Arm, step: int, leaves: dict[str, str]) -> list[str]:
+    """Leaves that plain Orbax does not restore as they were when the step was saved; ``leaves`` by digest."""
+    stored = arm.stored(step)
+    if stored is None:
+        return []
+    found = digests(ocp.PyTreeCheckpointer().restore(stored))
+    return [f"save {step}: {name}" for name in {*found, *leaves} if found.get(name) != leaves.get(name)]

@@ -1,0 +1,98 @@
+"""What a save costs a training loop in all, measured in pairs of windows: the same steps with one save and without.
+
+The windows of a pair lie side by side in time, once the one and once the other first, so that a machine that grows slower
+or faster meanwhile cancels out. Between windows, untimed, the save is waited for, restored by plain Orbax and compared.
+"""
+
+from __future__ import annotations
+
+import os
+import shutil
+import time
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from pathlib import Path
+
+import numpy as np
+import numpy.typing as npt
+
+from benchmarks.save_arms import Arm, State, digests, ready, wrong_leaves
+
+_RESAMPLES = 4000
+_MIDDLE = (2.5, 97.5)  # percent
+
+
+@dataclass
+class Found:
+    """Of one arm: seconds lost per save in each counted round, seconds of a step, and saves that went on after their window."""
+
+    lost: list[float] = field(default_factory=list)
+    steps: list[float] = field(default_factory=list)
+    unfinished: int = 0
+    wrong: list[str] = field(default_factory=list)
+
+
+def measure_round(arm: Arm, state: State, step: Callable[[State], State], *, steps: int, folder: Path) -> Found:
+    """One pair of windows in each order; ``lost`` has their mean."""
+    found = Found()
+    folder.mkdir()
+    arm.begin(folder)
+    lost = []
+    for number, save_first in enumerate((True, False)):
+        seconds = {}
+        for saves in (save_first, not save_first):
+            expected = digests(state) if saves else {}
+            seconds[saves], state = _window(arm if saves else None, number, state, step, steps)
+            found.unfinished += saves and arm.busy()
+            arm.finish()
+            _settle()
+            if saves:
+                found.wrong += wrong_leaves(arm, number, expected)
+        lost.append(seconds[True] - seconds[False])
+        found.steps.append(seconds[False] / steps)
+    found.lost.append(sum(lost) / len(lost))
+    shutil.rmtree(folder)
+    _settle()
+    return found
+
+
+def _window(
+    arm: Arm | None, number: int, state: State, step: Callable[[State], State], steps: int
+) -> tuple[float, State]:
+    ready(state)
+    start = time.perf_counter()
+    if arm is not None:
+        arm.save(number, state)
+    for _ in range(steps):
+        state = step(state)
+        ready(state)
+    return time.perf_counter() - start, state
+
+
+def _settle() -> None:
+    """What one window left in the page cache must not be written back in the next one's time."""
+    os.sync()
+
+
+class Bootstrap:
+    """Intervals from rounds drawn again with replacement, the same rounds for all arms of a ratio."""
+
+    def __init__(self, rounds: int) -> None:
+        self._drawn = np.random.default_rng(0).integers(0, rounds, (_RESAMPLES, rounds))
+
+    def medians(self, values: list[float]) -> npt.NDArray[np.float64]:
+        """Of each drawn set of rounds."""
+        medians: npt.NDArray[np.float64] = np.median(np.asarray(values)[self._drawn], axis=1)
+        return medians
+
+    def interval(self, values: list[float]) -> tuple[float, float]:
+        """95 % of the medians lie in it."""
+        low, high = np.percentile(self.medians(values), _MIDDLE)
+        return float(low), float(high)
+
+    def ratio(self, other: list[float], own: list[float], floor: float) -> tuple[float, float, float]:
+        """How many times ``own`` fits into ``other``, and the interval; below ``floor`` nothing is told apart."""
+        middle = max(float(np.median(other)), floor) / max(float(np.median(own)), floor)
+        drawn = np.maximum(self.medians(other), floor) / np.maximum(self.medians(own), floor)
+        low, high = np.percentile(drawn, _MIDDLE)
+        return middle, float(low), float(high)
