@@ -32,7 +32,7 @@ import psutil
 
 from benchmarks.cores import Cores
 from benchmarks.save_arms import ARMS, MIB, Arm, Asleep, make_state, make_step, ready
-from benchmarks.save_windows import Bootstrap, Found, measure_round
+from benchmarks.save_windows import Bootstrap, Found, Loop, measure_round
 
 GATES = ("none", "asleep 50 ms")
 _LIMITS = """What these figures cannot show:
@@ -94,13 +94,12 @@ def _rounds(
 ) -> tuple[dict[str, Found], dict[str, Arm]]:
     arms = {name: ARMS[name]() for name in names}
     found = {name: Found() for name in names}
-    step = make_step()
+    loop = Loop(make_step(), options.steps, cores.apart)
     for number in range(options.rounds + 1):
         for name in names if number % 2 else reversed(names):
             state = ready(make_state(options.size_mib * MIB, options.leaves))
-            cores.apart()
             place = folder / f"{name.replace(' ', '-')}-{number}"
-            one = measure_round(arms[name], state, step, steps=options.steps, folder=place)
+            one = measure_round(arms[name], state, loop, place)
             found[name].wrong += one.wrong
             if number:
                 found[name].lost += one.lost

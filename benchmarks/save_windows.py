@@ -32,7 +32,16 @@ class Found:
     wrong: list[str] = field(default_factory=list)
 
 
-def measure_round(arm: Arm, state: State, step: Callable[[State], State], *, steps: int, folder: Path) -> Found:
+@dataclass(frozen=True)
+class Loop:
+    """``steps`` in a window; ``apart`` sends new threads where they belong, in both windows of a pair."""
+
+    step: Callable[[State], State]
+    steps: int
+    apart: Callable[[], None]
+
+
+def measure_round(arm: Arm, state: State, loop: Loop, folder: Path) -> Found:
     """One pair of windows in each order; ``lost`` has their mean."""
     found = Found()
     folder.mkdir()
@@ -42,30 +51,28 @@ def measure_round(arm: Arm, state: State, step: Callable[[State], State], *, ste
         seconds = {}
         for saves in (save_first, not save_first):
             expected = digests(state) if saves else {}
-            seconds[saves], state = _window(arm if saves else None, number, state, step, steps)
+            seconds[saves], state = _window(arm if saves else None, number, state, loop)
             found.unfinished += saves and arm.busy()
             arm.finish()
             _settle()
             if saves:
                 found.wrong += wrong_leaves(arm, number, expected)
         lost.append(seconds[True] - seconds[False])
-        found.steps.append(seconds[False] / steps)
+        found.steps.append(seconds[False] / loop.steps)
     found.lost.append(sum(lost) / len(lost))
     shutil.rmtree(folder)
     _settle()
     return found
 
 
-def _window(
-    arm: Arm | None, number: int, state: State, step: Callable[[State], State], steps: int
-) -> tuple[float, State]:
+def _window(arm: Arm | None, number: int, state: State, loop: Loop) -> tuple[float, State]:
     ready(state)
     start = time.perf_counter()
     if arm is not None:
         arm.save(number, state)
-    for _ in range(steps):
-        state = step(state)
-        ready(state)
+    loop.apart()
+    for _ in range(loop.steps):
+        state = ready(loop.step(state))
     return time.perf_counter() - start, state
 
 
