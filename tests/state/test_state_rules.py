@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import threading
 import time
 from concurrent.futures import Future
 from pathlib import Path
@@ -12,6 +13,7 @@ import pytest
 
 import holdfast
 from holdfast.errors import RequestFailed
+from holdfast.store import fs
 from holdfast_contract import codec, keys
 from holdfast_contract.manifest import CheckpointRef
 from holdfast_contract.runfolder import RunFolder
@@ -193,3 +195,24 @@ def test_a_save_on_demand_that_cannot_be_in_time_says_so(tmp_path: Path) -> None
     with pytest.raises(RequestFailed, match="s are left") as caught:
         answer.result(0)
     assert caught.value.outcome == "too-late"
+
+
+def test_whoever_looks_after_the_end_sees_what_the_rules_keep(tmp_path: Path) -> None:
+    """Storage that is slow to delete does not leave more than was asked for behind the end of training."""
+
+    def slow(operation: str, path: Path) -> None:
+        if operation == "before:rename" and path.name.startswith(fs.TRASH_PREFIX):
+            threading.Event().wait(0.3)
+
+    params = {"w": jnp.zeros(3)}
+    fs.set_fault_hook(slow)
+    try:
+        keep = holdfast.keep(latest=2)
+        with holdfast.session(tmp_path, run="run", every=holdfast.every_steps(1), keep=keep) as run:
+            run.restore(lambda: params)
+            for step in run.steps(until=4):
+                run.commit(step, params)
+        seen = [found.step for found in holdfast.checkpoints(tmp_path)]
+    finally:
+        fs.set_fault_hook(None)
+    assert seen == [4, 3]

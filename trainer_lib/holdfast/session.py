@@ -37,6 +37,9 @@ RUN_AHEAD_STEPS: Final = 2
 REQUEST_SECONDS: Final = 600.0
 """How long a save that the program asks for may take, unless it says."""
 
+TIDY_SECONDS: Final = 30.0
+"""How long the end of training waits for checkpoints to be deleted."""
+
 log = logging.getLogger("holdfast")
 
 
@@ -274,6 +277,8 @@ class Session:
         except BaseException as failure:
             end_by(failure, self._journal, parts)
             raise
+        if not stopped:
+            parts.store.tidy(TIDY_SECONDS)
         parts.close()
         if stopped:
             raise SystemExit(int(ExitCode.SAVED if parts.desk.stopped_saved else ExitCode.NOT_SAVED))

@@ -230,11 +230,16 @@ class Store:
         limit = self._limit_seconds + _EXPIRY_MARGIN_SECONDS if timeout_seconds is None else timeout_seconds
         deadline = time.monotonic() + limit
         self.wait(limit)
-        for thread in self._threads:
-            thread.join(max(0.0, deadline - time.monotonic()))
+        self.tidy(max(0.0, deadline - time.monotonic()))
         for handle in self._handles:
             if not handle.seen and (error := handle.exception()) is not None:
                 raise error
+
+    def tidy(self, timeout_seconds: float) -> None:
+        """Return when what no rule keeps is deleted, or after that time; the next attempt deletes what is left then."""
+        deadline = time.monotonic() + timeout_seconds
+        for thread in self._threads:
+            thread.join(max(0.0, deadline - time.monotonic()))
 
     def _writer_of(self, copy: snapshot.Snapshot, prepared: Prepared, step: int) -> Writer:
         return writer_for(
