@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from typing import TYPE_CHECKING
 
 import pytest
@@ -11,6 +12,10 @@ if TYPE_CHECKING:
     from xdist.scheduler import LoadScopeScheduling
 
 pytest_plugins = ["localkube.pytest_plugin"]
+
+# Most of these programs run for milliseconds and take LLVM seconds. Pods get no such thing: the whole loop and the demo
+# run what users run. Set before JAX is imported; child processes inherit it.
+os.environ.setdefault("JAX_DISABLE_MOST_OPTIMIZATIONS", "1")
 
 # A busy machine makes an example slow, not wrong: time is measured in benchmarks/ only.
 settings.register_profile("holdfast", deadline=None)

@@ -169,7 +169,8 @@ def test_killed_and_started_again_it_goes_on_at_once(
     port = str(first.wait_leading().ports()["control"])
     with connect(cluster.kubeconfig, namespace) as jobs:
         jobs.create(training_job("train", namespace=namespace))
-    before = until(lambda: _pods(core_api, namespace), 20, "pods")
+    until(lambda: len(_pods(core_api, namespace)) == 2, 20, "both pods")
+    before = _pods(core_api, namespace)
     first.stop(signal.SIGKILL)
     again = OperatorProcess(
         cluster.kubeconfig, tmp_path, namespace, HOLDFAST_OPERATOR_POD_NAME=name, HOLDFAST_OPERATOR_CONTROL_PORT=port
