@@ -5,6 +5,8 @@ from __future__ import annotations
 import errno
 import itertools
 import os
+import subprocess
+import sys
 import tempfile
 from collections.abc import Iterator
 from pathlib import Path
@@ -294,3 +296,21 @@ def test_another_writer_is_refused_by_session_and_checkpointer(tmp_path: Path) -
     ):
         with pytest.raises(ValueError, match="writer: found"):
             make()  # type: ignore[no-untyped-call]
+
+
+def test_a_training_that_saves_and_goes_on_imports_neither_orbax_nor_tensorstore(root: Path) -> None:
+    """Half a second of every restart otherwise."""
+    program = f"""
+import sys
+import jax.numpy as jnp
+import holdfast
+
+for until in (2, 4):
+    with holdfast.session({str(root)!r}, run="run", every=holdfast.every_steps(1)) as run:
+        state, _ = run.restore(lambda: {{"w": jnp.zeros(8)}})
+        for step in run.steps(until):
+            run.commit(step, state)
+    print(run.newest.step, sorted({{"orbax", "tensorstore"}} & {{name.partition(".")[0] for name in sys.modules}}))
+"""
+    done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, timeout=60, check=False)
+    assert done.stdout.splitlines() == ["2 []", "4 []"], done.stderr

@@ -20,21 +20,11 @@ import numpy as np
 import orbax.checkpoint as ocp
 from etils import epath  # type: ignore[import-untyped]
 
+from holdfast.store.placing import empty_like, is_empty, is_free, sharding_of
 from holdfast.store.structure import PyTree, is_key
 
-SUPPORTED: Final = ((0, 12, 3), (0, 13, 0))
-"""Versions of Orbax whose layout and handler were checked: from the first, below the second."""
 _OS_ERROR: Final = re.compile(r"os_error_code='(\d+)'|OS error (\d+)")
 _QUOTED_PATH: Final = re.compile(r'"(/[^"]+)"')
-
-
-def check_version() -> None:
-    """Raises ImportError unless the Orbax that is installed is one whose layout was checked."""
-    found = tuple(int(part) for part in ocp.__version__.split(".")[:3])
-    first, below = SUPPORTED
-    if not first <= found < below:
-        allowed = f">={'.'.join(map(str, first))},<{'.'.join(map(str, below))}"
-        raise ImportError(f"orbax-checkpoint: found {ocp.__version__}, allowed: {allowed}")
 
 
 def write_part(folder: Path, state: PyTree) -> None:
@@ -113,38 +103,6 @@ def _restore(folder: Path, item: PyTree) -> PyTree:
     arguments = jax.tree_util.tree_map(_restore_arguments, item)
     request = ocp.args.PyTreeRestore(item=item, restore_args=arguments)
     return _translated(lambda: _handler().restore(epath.Path(folder), args=request), folder)
-
-
-def is_empty(leaf: Any) -> bool:
-    """An array without elements: Orbax refuses it, and its shape in the structure record says all there is."""
-    return getattr(leaf, "size", 1) == 0
-
-
-def empty_like(leaf: Any) -> Any:
-    """An array of a leaf's shape, which has no elements."""
-    if isinstance(leaf, np.ndarray):
-        return np.empty(leaf.shape, leaf.dtype)
-    nothing = np.empty(leaf.shape, leaf.dtype)
-    return jax.make_array_from_callback(leaf.shape, sharding_of(leaf), lambda index: nothing[index])
-
-
-def sharding_of(leaf: Any) -> jax.sharding.Sharding:
-    """Where an array goes; without a sharding of its own to this process's first device."""
-    found: jax.sharding.Sharding | None = leaf.sharding
-    return found or jax.sharding.SingleDeviceSharding(jax.local_devices()[0])
-
-
-def is_free(leaf: Any) -> bool:
-    """Whether an array must come back uncommitted. Committed to the default device it could not be mixed any more with
-    arrays on several devices, as an optimizer's counter that was made outside of jit is in every step.
-    """
-    if jax.device_count() == 1:
-        return False  # makes no difference, and spares a copy
-    if isinstance(leaf, jax.Array):
-        return not leaf.committed
-    config: Any = jax.config
-    default = jax.sharding.SingleDeviceSharding(config.jax_default_device or jax.local_devices()[0])
-    return leaf.sharding is None or bool(leaf.sharding == default)
 
 
 def _handler() -> ocp.PyTreeCheckpointHandler:

@@ -17,7 +17,7 @@ from typing import Final
 
 from holdfast import errors
 from holdfast.coordination import Coordination
-from holdfast.store import digests, fs, orbax_io, structure, verifying, votes
+from holdfast.store import digests, fs, structure, verifying, votes
 from holdfast.store.candidates import NEWEST, Candidates, Choice, Pin
 from holdfast.store.changes import NOTHING_ALLOWED, NOTHING_CHANGED, Allowed, Changed, compare
 from holdfast.store.handle import logger
@@ -272,6 +272,8 @@ class Restore:
                 return plan.state()
             except NotUnderstoodError as error:
                 logger.debug("%s: left to Orbax: %s", found.folder, error)
+        from holdfast.store import orbax_io
+
         folder, partly = found.folder / STATE_FOLDER, bool(changed.dropped)
         return orbax_io.load(folder, self._wanted.abstract, partly=partly, without=changed.new)
 

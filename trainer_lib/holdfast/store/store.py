@@ -11,7 +11,7 @@ from typing import Final
 
 from holdfast import errors
 from holdfast.coordination import Coordination
-from holdfast.store import orbax_io, poison, snapshot, space
+from holdfast.store import orbax_version, poison, snapshot, space
 from holdfast.store.candidates import NEWEST, Choice
 from holdfast.store.changes import NOTHING_ALLOWED, Allowed
 from holdfast.store.claim import Claim, claim_run, sweep_leftovers
@@ -59,7 +59,7 @@ class Store:
         settings: StoreSettings | None = None,
         retention: Retention | None = None,
     ) -> None:
-        orbax_io.check_version()
+        orbax_version.check_version()
         if attempt < 1:
             raise ValueError(f"attempt: found {attempt}, allowed: 1 or more")
         self._claim = Claim(RunFolder(Path(folder.root).absolute()), attempt, owner)

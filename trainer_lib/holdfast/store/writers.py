@@ -9,7 +9,7 @@ from typing import Protocol
 
 import xxhash
 
-from holdfast.store import fs, orbax_format, orbax_io
+from holdfast.store import fs, orbax_format
 from holdfast.store.ocdbt import direct_io
 from holdfast.store.orbax_format import ARRAY_METADATA_FOLDER, INDEX_FILE, NODES_FOLDER, SHARDING_FILE, TREE_FILE
 from holdfast.store.prepare import Prepared
@@ -51,11 +51,15 @@ class OrbaxWriter:
 
     def write_part(self, folder: Path) -> tuple[FileEntry, ...]:
         """See Writer."""
+        from holdfast.store import orbax_io
+
         orbax_io.write_part(folder, self.snapshot.state())
         return ()
 
     def join_parts(self, folder: Path) -> None:
         """See Writer."""
+        from holdfast.store import orbax_io
+
         orbax_io.merge_parts(folder)
 
 

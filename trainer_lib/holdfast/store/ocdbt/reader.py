@@ -17,7 +17,7 @@ import jax.numpy as jnp
 import numpy as np
 import numpy.typing as npt
 
-from holdfast.store import orbax_io
+from holdfast.store import placing
 from holdfast.store.ocdbt.arrays import Box, Chunk, StoredArray, stored_array
 from holdfast.store.ocdbt.decode import Extent, NotUnderstoodError
 from holdfast.store.ocdbt.index import ReadBytes, read_index
@@ -42,7 +42,7 @@ class _Leaf:
     def assemble(self) -> Any:
         wanted = self.wanted
         if isinstance(wanted, jax.Array | jax.ShapeDtypeStruct):
-            array = self._free() if orbax_io.is_free(wanted) else self._placed()
+            array = self._free() if placing.is_free(wanted) else self._placed()
             return jax.random.wrap_key_data(array, impl=_key_name(wanted)) if is_key(wanted) else array
         [value] = self.boxes.values()
         if isinstance(wanted, np.ndarray):
@@ -54,7 +54,7 @@ class _Leaf:
         return jnp.asarray(value)
 
     def _placed(self) -> jax.Array:
-        sharding = orbax_io.sharding_of(self.wanted)
+        sharding = placing.sharding_of(self.wanted)
         places = _devices(sharding, self.wanted.shape, self.stored.shape)
         hosts, devices = [self.boxes[box] for _, box in places], [device for device, _ in places]
         parts = jax.device_put(hosts, devices, may_alias=True)
@@ -93,7 +93,7 @@ def plan(read: ReadBytes, abstract: PyTree, *, without: Container[str] = ()) -> 
     leaves: list[_Leaf | None] = []
     for path, wanted in paths:
         name = jax.tree_util.keystr(path, simple=True, separator=".")
-        skip = jax.tree_util.keystr(path) in without or orbax_io.is_empty(wanted)
+        skip = jax.tree_util.keystr(path) in without or placing.is_empty(wanted)
         leaves.append(None if skip else _leaf(stored_array(index, name), wanted))
     for leaf in leaves:
         if leaf is not None:
@@ -113,7 +113,7 @@ def plan(read: ReadBytes, abstract: PyTree, *, without: Container[str] = ()) -> 
 
 
 def _untouched(wanted: Any, path: Any, without: Container[str]) -> Any:
-    return wanted if jax.tree_util.keystr(path) in without else orbax_io.empty_like(wanted)
+    return wanted if jax.tree_util.keystr(path) in without else placing.empty_like(wanted)
 
 
 def _recording(read: ReadBytes, made: Plan) -> ReadBytes:
@@ -158,8 +158,8 @@ def _memory(box: Box, dtype: np.dtype[Any]) -> Host:
 
 def _boxes(stored: StoredArray, wanted: Any) -> list[Box]:
     """The parts of the array that this process needs, each once."""
-    if isinstance(wanted, jax.Array | jax.ShapeDtypeStruct) and not orbax_io.is_free(wanted):
-        places = _devices(orbax_io.sharding_of(wanted), tuple(wanted.shape), stored.shape)
+    if isinstance(wanted, jax.Array | jax.ShapeDtypeStruct) and not placing.is_free(wanted):
+        places = _devices(placing.sharding_of(wanted), tuple(wanted.shape), stored.shape)
         return list(dict.fromkeys(box for _, box in places))
     return [tuple((0, size) for size in stored.shape)]
 
