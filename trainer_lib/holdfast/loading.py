@@ -60,7 +60,8 @@ def load(  # noqa: PLR0913  one call with a name for every choice, all but the p
 ) -> Loaded:
     """A checkpoint's state, after every byte of it was compared with its manifest; the newest valid one by default.
 
-    Without ``parts`` the bytes that are handed out are those that were compared, in one reading. Every process that calls this reads and verifies the whole checkpoint; in a training program use a session.
+    Without ``parts`` the bytes handed out are those that were compared, in one reading, but for sealed checkpoints of
+    plain Orbax. Every process that calls this reads and verifies the whole checkpoint; in a training program use a session.
 
     Args:
         path: a checkpoint path, the folder of a run or attempt in it, the folder of an Orbax manager whose steps were
