@@ -31,10 +31,9 @@ import jax
 import psutil
 
 from benchmarks.cores import Cores
-from benchmarks.save_arms import ARMS, MIB, Arm, Asleep, make_state, make_step, ready
+from benchmarks.save_arms import ARMS, GATES, MIB, Arm, Asleep, make_state, make_step, ready
 from benchmarks.save_windows import Bootstrap, Found, Loop, measure_round
 
-GATES = ("none", "asleep 50 ms")
 _LIMITS = """What these figures cannot show:
 - On CPU there is no copy from a device to the host: read the distance to "copy", not seconds, for an accelerator.
 - The steps are bound by memory, which is the worst case for whatever copies beside them.

@@ -30,7 +30,7 @@ ready: Callable[[Any], Any] = jax.block_until_ready
 
 @dataclass
 class Told:
-    """Of each save, in seconds: inside the call, from its end to durable, and the part of that for digests and manifest.
+    """Of each save, in seconds: inside the call, from its end to durable, and what of that digests and manifest add.
 
     ``waited`` is the part of the call that waited for the save before.
     """
@@ -42,7 +42,7 @@ class Told:
 
     def clear(self) -> None:
         """Forget the saves so far."""
-        for kept in (self.call, self.waited, self.background, self.sealing):
+        for kept in vars(self).values():
             kept.clear()
 
 
@@ -217,9 +217,10 @@ class Holdfast:
         return self._attempt * 1_000_000 + step
 
 
+GATES: dict[str, Callable[[], Arm]] = {"none": Nothing, "asleep 50 ms": Asleep}
+"""What is lost by these is known."""
 ARMS: dict[str, Callable[[], Arm]] = {
-    "none": Nothing,
-    "asleep 50 ms": Asleep,
+    **GATES,
     "orbax sync": lambda: Orbax(None, sync=True),
     "orbax async": lambda: Orbax(None),
     "orbax async tuned": lambda: Orbax({"use_ocdbt": True, "use_zarr3": False, "use_compression": False}),

@@ -20,9 +20,9 @@ from pathlib import Path
 
 os.environ.setdefault("JAX_PLATFORMS", "cpu")
 
-from benchmarks.save_arms import ARMS, MIB, Told, digests, make_state, ready, wrong_leaves
+from benchmarks.save_arms import ARMS, GATES, MIB, Told, digests, make_state, ready, wrong_leaves
 
-_NAMES = [name for name in ARMS if name not in {"none", "asleep 50 ms"}]
+_NAMES = [name for name in ARMS if name not in GATES]
 
 
 def main(arguments: Sequence[str] | None = None) -> int:

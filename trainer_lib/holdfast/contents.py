@@ -50,7 +50,8 @@ class Contents:
 
         folder, files = self.found.folder, self.found.manifest.files
         plan = verifying.plan_state(folder, files, dict(wanted))
-        needed = files if plan is None else [entry for entry in files if entry.path in verifying.paths_of(plan)]
+        paths = {entry.path for entry in files} if plan is None else verifying.paths_of(plan)
+        needed = [entry for entry in files if entry.path in paths]
         limits: Any = {"threads": IO_THREADS, "transient_seconds": TRANSIENT_SECONDS}
         try:
             if compared:

@@ -82,7 +82,7 @@ class StepFiles:
             self.timings[stage] = self.timings.get(stage, 0.0) + time.monotonic() - start
 
     def _note_hashing(self, seconds: float) -> None:
-        """Digests that were computed while writing count as such."""
+        """What writing waited for digests counts as theirs."""
         self.timings["digest_seconds"] = self.timings.get("digest_seconds", 0.0) + seconds
         self.timings["write_seconds"] -= seconds
 

@@ -21,7 +21,7 @@ class Writer(Protocol):
     """Writes into the folder of a checkpoint, which is there, on every process. Blocks. Raises OSError."""
 
     hash_seconds: float
-    """What digests took so far."""
+    """How long digests kept the writing waiting so far."""
 
     @property
     def agreement(self) -> str:
