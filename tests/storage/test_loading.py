@@ -15,12 +15,11 @@ import pytest
 
 import holdfast
 from holdfast import errors
-from holdfast.catalog import choose, one_place
-from holdfast.contents import TREE_FILE, contents_of
-from holdfast.reading import abstract_leaf
+from holdfast.catalog import one_place
+from holdfast.contents import contents_of
 from holdfast.store import Request
-from holdfast.store.candidates import NEWEST
-from holdfast_contract.keys import STATE_FOLDER
+from holdfast_contract.keys import MANIFEST_FILE
+from holdfast_contract.runfolder import Found, RunFolder
 from tests.support.storage_states import bits, flip_bit, store_at
 
 
@@ -50,7 +49,7 @@ def saved(tmp_path_factory: pytest.TempPathFactory) -> Path:
     for attempt, steps in ((1, (1, 2, 3)), (2, (3, 4))):
         store = store_at(root, attempt)
         for step in steps:
-            store.save(step, _state(10 * attempt + step), Request(metrics={"loss": LOSSES[step]})).result(30)
+            store.save(step, _state(10 * attempt + step), Request(b"position", {"loss": LOSSES[step]})).result(30)
         store.close()
     return root
 
@@ -102,20 +101,27 @@ def test_damage_is_walked_past_unless_one_checkpoint_was_asked_for(path: Path) -
     assert len(caught.value.rejected) == 5
 
 
-def test_what_is_handed_out_is_compared_in_the_same_reading(path: Path) -> None:
-    found, _ = choose(one_place(path), NEWEST)
-    contents = contents_of(found)
-    wanted = {name: abstract_leaf(leaf) for name, leaf in contents.leaves.items()}
-    tree = found.folder / STATE_FOLDER / TREE_FILE
-    kept = tree.read_bytes()
-    tree.unlink()  # Orbax needs it, the direct reader does not
-    before = contents.read(wanted, compared=True)
-    tree.write_bytes(kept)
-    assert bits(before["key"]) == bits(jax.random.key(24))
-    data = [file for file in (found.folder / STATE_FOLDER).rglob("d/*") if file.is_file()]
-    flip_bit(max(data, key=lambda file: file.stat().st_size))
-    with pytest.raises(errors.DamagedCheckpoint, match="digest"):
-        contents.read(wanted, compared=True)
+def test_what_is_handed_out_is_compared_in_the_same_reading(root: Path) -> None:
+    store = store_at(root, 1)
+    for step in (1, 2):
+        store.save(step, {"w": jnp.full(4_000_000, step, jnp.float32)}).result(30)
+    store.close()
+    newest = RunFolder(root).step_folder(1, 2)
+    size = sum(file.stat().st_size for file in newest.rglob("*") if file.is_file())
+    before = _bytes_read()
+    assert float(holdfast.load(root.parent).state["w"][7]) == 2
+    assert size <= _bytes_read() - before < 1.1 * size
+    flip_bit(max((file for file in newest.rglob("d/*") if file.is_file()), key=lambda file: file.stat().st_size))
+    older = holdfast.load(root.parent)
+    assert (older.step, float(older.state["w"][7])) == (1, 1)
+    assert "digest" in older.rejected[0].reason
+
+
+@pytest.mark.parametrize("what", ["data/*", "*.json", "state/_METADATA", "state/**/manifest.ocdbt"])
+def test_files_that_hold_no_number_are_compared_too(path: Path, what: str) -> None:
+    newest = path / "char-lm" / "2" / "4"
+    flip_bit(next(file for file in sorted(newest.glob(what)) if file.name != MANIFEST_FILE))
+    assert [(r.attempt, r.step) for r in holdfast.load(path).rejected] == [(2, 4)]
 
 
 def test_what_is_not_there_is_said(path: Path) -> None:
@@ -157,7 +163,7 @@ def test_only_the_parts_asked_for_are_read(root: Path) -> None:
     store = store_at(root, 1)
     store.save(1, {"params": jnp.arange(8.0), "opt": jnp.ones(4_000_000)}).result(30)
     store.close()
-    found, _ = choose(one_place(root.parent), NEWEST)
+    found = next(entry for entry in one_place(root.parent).entries() if isinstance(entry, Found))
     contents = contents_of(found)
     before = _bytes_read()
     values = contents.read({"params": jnp.zeros(8)})

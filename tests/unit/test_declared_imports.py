@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ast
+import itertools
 import re
 import sys
 import tomllib
@@ -11,6 +12,8 @@ from importlib.metadata import packages_distributions
 from pathlib import Path
 
 import pytest
+
+from holdfast import installed
 
 ROOT = Path(__file__).parents[2]
 PROJECT = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
@@ -55,3 +58,20 @@ def test_every_package_that_is_imported_is_asked_for(folder: str, extras: tuple[
     others = set(found) - OURS - set(sys.stdlib_module_names) - BROUGHT_BY_THE_PROGRAM
     missing = {name: found[name] for name in others if not {normal(d) for d in providers[name]} & declared(*extras)}
     assert missing == {}, "imported, and not in the extra: list it in pyproject.toml"
+
+
+@pytest.mark.parametrize("distribution", installed.CHECKED)
+def test_what_the_library_accepts_is_what_it_requires(distribution: str) -> None:
+    first, below = installed.CHECKED[distribution]
+    bounds = f">={'.'.join(map(str, first))},<{'.'.join(map(str, below)).removesuffix('.0')}"
+    every = [*PROJECT["dependencies"], *itertools.chain(*PROJECT["optional-dependencies"].values())]
+    assert f"{distribution}{bounds}" in every
+    installed.require_checked(distribution)
+
+
+@pytest.mark.parametrize("release", ["0.10.1", "0.11.0", "1.0.0rc1"])
+def test_a_release_that_was_not_checked_is_refused(release: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(installed, "version", lambda _: release)
+    installed.require_checked.cache_clear()
+    with pytest.raises(ImportError, match=rf"jax: found {release}, allowed: >=0\.10\.2,<0\.11\.0"):
+        installed.require_checked("jax")

@@ -4,10 +4,9 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Iterable, Sequence
-from typing import Any, Final, Protocol, cast
+from typing import Any, Protocol, cast
 
-SUPPORTED: Final = ((0, 10, 2), (0, 11, 0))
-"""Versions of JAX whose internals were checked: from the first, below the second."""
+from holdfast.installed import require_checked
 
 log = logging.getLogger("holdfast")
 
@@ -27,22 +26,12 @@ class CoordinationClient(Protocol):
     def wait_at_barrier(self, barrier_id: str, timeout_in_ms: int) -> None: ...
 
 
-def check_version() -> None:
-    """Raises ImportError unless the JAX that is installed is one whose internals were checked."""
-    import jax
-
-    first, below = SUPPORTED
-    if not first <= jax.__version_info__ < below:
-        allowed = f">={'.'.join(map(str, first))},<{'.'.join(map(str, below))}"
-        raise ImportError(f"jax: found {jax.__version__}, allowed: {allowed}")
-
-
 def coordination_client() -> CoordinationClient | None:
     """The client of this process's distributed runtime; None before ``jax.distributed.initialize`` or without it.
 
     Private because JAX publishes no key-value store, only what it builds on it.
     """
-    check_version()
+    require_checked("jax")
     from jax._src import distributed
 
     return cast("CoordinationClient | None", distributed.global_state.client)
@@ -50,7 +39,7 @@ def coordination_client() -> CoordinationClient | None:
 
 def place_in_world() -> tuple[int, int]:
     """(index of this process, number of processes), without starting a backend as ``jax.process_index`` would."""
-    check_version()
+    require_checked("jax")
     from jax._src import distributed
 
     return distributed.global_state.process_id, distributed.global_state.num_processes
@@ -63,7 +52,7 @@ def write_own_compile_cache(minimum_seconds: float) -> None:
     rank but the first would compile everything again after each restart. Programs that take less than
     ``minimum_seconds`` to compile are left out.
     """
-    check_version()
+    require_checked("jax")
     from jax._src import compilation_cache, compiler
 
     def write(

@@ -4,10 +4,10 @@ from __future__ import annotations
 
 import enum
 import os
-from collections.abc import Iterable, Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Final
+from typing import Final, TypeVar
 
 from holdfast import errors
 from holdfast.sealing import IO_THREADS, METADATA_FILE, SEALED_ATTEMPT, SealedFolder
@@ -18,6 +18,7 @@ from holdfast_contract.keys import MANIFEST_FILE, PARTIAL_FILE
 from holdfast_contract.manifest import CheckpointRef, Manifest, Rejection
 from holdfast_contract.runfolder import Found, RunFolder
 
+Taken = TypeVar("Taken")
 TRANSIENT_SECONDS: Final = 5.0
 """How long a fault of storage is retried here, where a person waits."""
 
@@ -239,33 +240,53 @@ def _has_any(folder: Path, *names: str) -> bool:
     return any(os.path.lexists(folder / name) for name in names)
 
 
-def choose(place: Place, choice: Choice) -> tuple[Found, tuple[Rejection, ...]]:
-    """The checkpoint to load, all bytes verified, and what was refused before it.
+def choose(place: Place, choice: Choice, take: Callable[[Found], Taken]) -> tuple[Found, Taken, tuple[Rejection, ...]]:
+    """The checkpoint to load, what ``take`` made of it, and what was refused before it.
 
     A given step (of the newest attempt that has it) is taken or refused, with no other in its place. The best walks
     from the best value on, else from the newest.
 
+    Args:
+        place: where to look.
+        choice: what for.
+        take: compares every byte with the manifest; raises DamagedCheckpoint to refuse.
+
     Raises:
         DamagedCheckpoint, NoValidCheckpoint: see there. FileNotFoundError: there is no candidate at all.
-        StorageError: storage did not answer or denied access.
+        StorageError: storage did not answer or denied access. What ``take`` raises besides.
     """
     if choice.step is not None:
-        return _exactly(place, choice.step, place.entries()), ()
+        entry = _newest_of(place, choice.step)
+        return *take_one(place, entry, take), ()
     refused: list[Rejection] = []
     for entry in place.entries() if choice.best is None else _best_first(place, choice.best):
-        if isinstance(entry, Rejection):
-            refused.append(entry)
+        try:
+            found, taken = take_one(place, entry, take)
+        except errors.DamagedCheckpoint as damaged:
+            number = entry.ref if isinstance(entry, Found) else entry
+            refused.append(Rejection(number.attempt, number.step, damaged.reason))
             continue
-        checked = place.check(entry, deep=True)
-        if checked.valid:
-            newer = (r for r in refused if choice.best or (r.attempt, r.step) > (checked.attempt, checked.step))
-            return entry, tuple(sorted(newer, key=lambda r: (r.attempt, r.step), reverse=True))
-        if checked.status is Status.UNKNOWN:
-            raise errors.StorageError(checked.reason, path=entry.folder)
-        refused.append(Rejection(checked.attempt, checked.step, checked.reason))
+        newer = (r for r in refused if choice.best or (r.attempt, r.step) > (found.ref.attempt, found.ref.step))
+        return found, taken, tuple(sorted(newer, key=lambda r: (r.attempt, r.step), reverse=True))
     if refused:
         raise errors.NoValidCheckpoint(place.root, refused)
     raise FileNotFoundError(f"{place.root}: no checkpoint")
+
+
+def take_one(place: Place, entry: Found | Rejection, take: Callable[[Found], Taken]) -> tuple[Found, Taken]:
+    """Take this checkpoint and no other, unless sizes of its files speak against it. Raises as ``choose``."""
+    found = require_valid(place, entry, deep=False)
+    return found, take(found)
+
+
+def require_valid(place: Place, entry: Found | Rejection, *, deep: bool) -> Found:
+    """The entry, if a check finds nothing against it. Raises DamagedCheckpoint, StorageError."""
+    checked = place.check(entry, deep=deep)
+    if checked.status is Status.UNKNOWN:
+        raise errors.StorageError(checked.reason, path=checked.folder)
+    if not checked.valid or isinstance(entry, Rejection):
+        raise errors.DamagedCheckpoint(checked.folder, reason=checked.reason)
+    return entry
 
 
 def _best_first(place: Place, metric: Metric) -> list[Found | Rejection]:
@@ -278,15 +299,8 @@ def _best_first(place: Place, metric: Metric) -> list[Found | Rejection]:
     return [*(entry for entry in entries if isinstance(entry, Rejection)), *rated]
 
 
-def _exactly(place: Place, step: int, entries: Iterable[Found | Rejection]) -> Found:
-    for entry in entries:  # newest first: of several attempts the last counts
-        number = entry.ref.step if isinstance(entry, Found) else entry.step
-        if number != step:
-            continue
-        checked = place.check(entry, deep=True)
-        if checked.status is Status.UNKNOWN:
-            raise errors.StorageError(checked.reason, path=checked.folder)
-        if not checked.valid or isinstance(entry, Rejection):
-            raise errors.DamagedCheckpoint(checked.folder, reason=checked.reason)
-        return entry
+def _newest_of(place: Place, step: int) -> Found | Rejection:
+    for entry in place.entries():  # newest first: of several attempts the last counts
+        if step == (entry.ref.step if isinstance(entry, Found) else entry.step):
+            return entry
     raise FileNotFoundError(f"{place.root}: no checkpoint of step {step}")

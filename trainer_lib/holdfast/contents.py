@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Final
@@ -11,6 +12,7 @@ from typing import Any, Final
 from holdfast import errors
 from holdfast.catalog import TRANSIENT_SECONDS
 from holdfast.sealing import IO_THREADS, SEALED_ATTEMPT
+from holdfast.store import digests
 from holdfast.store.leaves import STRUCTURE_FILE, Leaf, LeafKind, from_bytes, name_of
 from holdfast_contract.keys import STATE_FOLDER
 from holdfast_contract.runfolder import Found
@@ -33,36 +35,31 @@ class Contents:
     def read(self, wanted: Mapping[str, Any], *, compared: bool = False) -> dict[str, Any]:
         """The values of some leaves, as ``orbax_io.load_named`` gives them.
 
-        ``compared``: files of arrays are compared with the manifest as they are read, so that no byte is handed out
-        that was not; a sealed checkpoint of plain Orbax is not, it must have been before.
+        ``compared``: the whole checkpoint is compared with its manifest while it is read, so that no byte is handed out
+        that was not; only with one that is ``own``.
 
         Raises:
             DamagedCheckpoint: a file is not as the manifest says. StorageError: storage does not answer.
         """
-        own = self.found.ref.attempt != SEALED_ATTEMPT
-        values = self._read_directly(wanted, compared=compared) if own else None
+        values = self._read_directly(wanted, compared=compared) if is_own(self.found) else None
         return self._read_by_orbax(wanted) if values is None else values
 
     def _read_directly(self, wanted: Mapping[str, Any], *, compared: bool) -> dict[str, Any] | None:
         """None if it must be left to Orbax; the files are then compared nevertheless."""
-        from holdfast.store import digests, verifying
+        from holdfast.store import verifying
         from holdfast.store.ocdbt.reader import NotUnderstoodError
 
         folder, files = self.found.folder, self.found.manifest.files
         plan = verifying.plan_state(folder, files, dict(wanted))
-        paths = {entry.path for entry in files} if plan is None else verifying.paths_of(plan)
-        needed = [entry for entry in files if entry.path in paths]
+        paths = frozenset() if plan is None else verifying.paths_of(plan)
         limits: Any = {"threads": IO_THREADS, "transient_seconds": TRANSIENT_SECONDS}
         try:
-            if compared:
-                verifying.verify_and_read(folder, needed, plan, **limits)
-            elif plan is not None:
-                verifying.read_others(folder, needed, plan, **limits)
-            return None if plan is None else dict(plan.state())
-        except digests.DamagedFileError as error:
-            raise errors.DamagedCheckpoint(folder, reason=str(error)) from None
-        except OSError as error:
-            raise errors.StorageError(str(error), path=folder, errno=error.errno or 0) from error
+            with _told(folder):
+                if compared:
+                    verifying.verify_and_read(folder, files, plan, **limits)
+                elif plan is not None:
+                    verifying.read_others(folder, [entry for entry in files if entry.path in paths], plan, **limits)
+                return None if plan is None else dict(plan.state())
         except NotUnderstoodError:
             return None
 
@@ -77,16 +74,25 @@ class Contents:
         return values
 
 
+def is_own(found: Found) -> bool:
+    """Whether Holdfast wrote it; else plain Orbax did, and it was sealed."""
+    return found.ref.attempt != SEALED_ATTEMPT
+
+
 def contents_of(found: Found) -> Contents:
-    """What a checkpoint holds, by its records; they must have been verified.
+    """What a checkpoint holds, by its records: our own is compared here, those of a sealed step must have been.
 
     Of a sealed step every item that is a tree of arrays; with several, names begin with the item's.
 
     Raises:
-        ValueError: a sealed step holds none.
+        DamagedCheckpoint, StorageError: as ``Contents.read``. ValueError: a sealed step holds no tree of arrays.
     """
-    if found.ref.attempt != SEALED_ATTEMPT:
-        leaves = {name_of(leaf.path): leaf for leaf in from_bytes((found.folder / STRUCTURE_FILE).read_bytes()).leaves}
+    if is_own(found):
+        record = [entry for entry in found.manifest.files if entry.path == STRUCTURE_FILE]
+        with _told(found.folder):
+            digests.verify_digests(found.folder, record, threads=1, transient_seconds=TRANSIENT_SECONDS)
+            read = from_bytes((found.folder / STRUCTURE_FILE).read_bytes())
+        leaves = {name_of(leaf.path): leaf for leaf in read.leaves}
         return Contents(found, leaves, {name: (found.folder / STATE_FOLDER, name) for name in leaves})
     items = sorted(path for path in found.folder.iterdir() if (path / TREE_FILE).is_file())
     if not items:
@@ -97,6 +103,17 @@ def contents_of(found: Found) -> Contents:
             name = inner if len(items) == 1 else f"{item.name}.{inner}"
             leaves[name], places[name] = leaf, (item, inner)
     return Contents(found, leaves, places)
+
+
+@contextmanager
+def _told(folder: Path) -> Iterator[None]:
+    """What goes wrong with files, in the words of ``holdfast.errors``."""
+    try:
+        yield
+    except digests.DamagedFileError as error:
+        raise errors.DamagedCheckpoint(folder, reason=str(error)) from None
+    except OSError as error:
+        raise errors.StorageError(str(error), path=folder, errno=error.errno or 0) from error
 
 
 def _foreign_leaves(item: Path) -> Iterator[tuple[str, Leaf]]:

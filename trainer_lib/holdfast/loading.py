@@ -11,8 +11,8 @@ from pathlib import Path
 from typing import Any
 
 from holdfast import errors, metadata
-from holdfast.catalog import choose, is_step, one_place, step_at
-from holdfast.contents import contents_of
+from holdfast.catalog import Place, choose, is_step, one_place, require_valid, step_at, take_one
+from holdfast.contents import contents_of, is_own
 from holdfast.store.candidates import NEWEST, Choice, Metric
 from holdfast.store.changes import Allowed, compare
 from holdfast.store.leaves import Leaf, Structure, is_below, name_of
@@ -60,8 +60,9 @@ def load(  # noqa: PLR0913  one call with a name for every choice, all but the p
 ) -> Loaded:
     """A checkpoint's state, after every byte of it was compared with its manifest; the newest valid one by default.
 
-    Without ``parts`` the bytes handed out are those that were compared, in one reading, but for sealed checkpoints of
-    plain Orbax. Every process that calls this reads and verifies the whole checkpoint; in a training program use a session.
+    Without ``parts`` that is one reading, and the bytes handed out are those that were compared; but for sealed
+    checkpoints of plain Orbax. Every process that calls this reads and verifies the whole checkpoint; in a training
+    program use a session.
 
     Args:
         path: a checkpoint path, the folder of a run or attempt in it, the folder of an Orbax manager whose steps were
@@ -83,22 +84,12 @@ def load(  # noqa: PLR0913  one call with a name for every choice, all but the p
         StructureMismatch: names every leaf that is missing, superfluous or of another shape, dtype or kind.
         StorageError: storage did not answer, or denied access.
     """
-    choice = Choice(step, best)
-    found, rejected = _chosen(path, run, choice)
-    contents = contents_of(found)
-    stored = _within(contents.leaves, parts)
-    read = partial(contents.read, compared=parts is None)  # of a few leaves, not all files a second time
-    if like is None:
-        if new_leaves or dropped_leaves:
-            raise ValueError("new_leaves, dropped_leaves: found without like, allowed: with the tree that differs")
-        filled = _Filled(_nested(read, stored))
-    else:
-        filled = _filled(read, stored, like, Allowed(tuple(new_leaves), tuple(dropped_leaves)))
-    ref = found.ref
+    ask = _Ask(parts, like, Allowed(tuple(new_leaves), tuple(dropped_leaves)))
+    found, filled, rejected = _taken(path, run, Choice(step, best), ask)
     return Loaded(
         filled.state,
-        ref.attempt,
-        ref.step,
+        found.ref.attempt,
+        found.ref.step,
         dict(found.manifest.metrics),
         found.folder,
         found.manifest,
@@ -115,17 +106,41 @@ class _Filled:
     dropped: tuple[str, ...] = ()
 
 
-def _chosen(path: str | os.PathLike[str], run: str | None, choice: Choice) -> tuple[Found, tuple[Rejection, ...]]:
+@dataclass(frozen=True)
+class _Ask:
+    """What is wanted of a checkpoint, see ``load``."""
+
+    parts: Sequence[str] | None
+    like: PyTree
+    allowed: Allowed
+
+    def __post_init__(self) -> None:
+        if self.like is None and self.allowed != Allowed():
+            raise ValueError("new_leaves, dropped_leaves: found without like, allowed: with the tree that differs")
+
+    def take(self, place: Place, found: Found) -> _Filled:
+        """Compare it with its manifest and fill the tree. Raises as ``load``."""
+        in_one_reading = self.parts is None and is_own(found)
+        if not in_one_reading:  # of a few leaves, or by Orbax: not the bytes that are compared
+            require_valid(place, found, deep=True)
+        contents = contents_of(found)
+        stored = _within(contents.leaves, self.parts)
+        read = partial(contents.read, compared=in_one_reading)
+        if self.like is None:
+            return _Filled(_nested(read, stored))
+        return _filled(read, stored, self.like, self.allowed)
+
+
+def _taken(
+    path: str | os.PathLike[str], run: str | None, choice: Choice, ask: _Ask
+) -> tuple[Found, _Filled, tuple[Rejection, ...]]:
     if run is None and is_step(path):
         place, entry = step_at(path)
         if choice != NEWEST:
             raise ValueError(f"step, best: found one with the folder of a single step, {os.fspath(path)}")
-        checked = place.check(entry, deep=True)
-        if not checked.valid or not isinstance(entry, Found):
-            raise errors.DamagedCheckpoint(checked.folder, reason=checked.reason)
-        return entry, ()
+        return *take_one(place, entry, partial(ask.take, place)), ()
     place = one_place(path, run=run)
-    return choose(place, choice)
+    return choose(place, choice, partial(ask.take, place))
 
 
 def _within(stored: Mapping[str, Leaf], parts: Sequence[str] | None) -> Mapping[str, Leaf]:

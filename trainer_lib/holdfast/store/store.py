@@ -11,7 +11,8 @@ from typing import Final
 
 from holdfast import errors
 from holdfast.coordination import Coordination
-from holdfast.store import orbax_version, poison, snapshot, space
+from holdfast.installed import require_checked
+from holdfast.store import poison, snapshot, space
 from holdfast.store.candidates import NEWEST, Choice
 from holdfast.store.changes import NOTHING_ALLOWED, Allowed
 from holdfast.store.claim import Claim, claim_run, sweep_leftovers
@@ -59,7 +60,7 @@ class Store:
         settings: StoreSettings | None = None,
         retention: Retention | None = None,
     ) -> None:
-        orbax_version.check_version()
+        require_checked("orbax-checkpoint")
         if attempt < 1:
             raise ValueError(f"attempt: found {attempt}, allowed: 1 or more")
         self._claim = Claim(RunFolder(Path(folder.root).absolute()), attempt, owner)
