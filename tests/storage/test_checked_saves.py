@@ -17,6 +17,7 @@ from holdfast import errors
 from holdfast.store import UNPINNED, StoreSettings, fs
 from holdfast_contract.runfolder import RunFolder
 from tests.support.storage_states import QUICK, bits, state_of, store_at
+from tests.support.storage_world import World
 
 CHECKED = replace(QUICK, check_saves=True)
 
@@ -29,8 +30,9 @@ def _no_hook() -> Iterator[None]:
 
 def _state(seed: int) -> dict[str, Any]:
     return {
-        "params": {"w": jnp.arange(4096.0).reshape(64, 64) + seed, "b": jnp.full(300, seed, jnp.bfloat16)},
+        "params": {"w": jnp.arange(4096.0).reshape(64, 64) + seed, "b": jnp.full(3000, seed, jnp.bfloat16)},
         "key": jax.random.key(seed),
+        "keys": jax.random.split(jax.random.key(seed), 300),
         "table": np.arange(700) * seed,
     }
 
@@ -140,10 +142,37 @@ def test_the_setting_is_yes_or_no() -> None:
         StoreSettings(check_saves="exact")  # type: ignore[arg-type]
 
 
-def test_what_orbax_wrote_is_not_compared_and_that_is_said(root: Path, caplog: pytest.LogCaptureFixture) -> None:
+@pytest.mark.parametrize("leaf", ["w", "b", "table", "keys"])
+def test_what_orbax_wrote_is_compared_too(root: Path, leaf: str) -> None:
     store = store_at(root, 1, settings=replace(CHECKED, writer="orbax"))
-    store.save(1, _state(1)).result(30)
-    assert "not compared" in caplog.text
+    assert store.save(1, _state(1)).result(30).step == 1
+    leaves = {**_state(2)["params"], "table": _state(2)["table"], "keys": jax.random.key_data(_state(2)["keys"])}
+    raw = np.asarray(leaves[leaf]).tobytes()
+
+    def hook(point: str, path: Path) -> None:
+        if point == "after:sync-file" and "ocdbt.process_0" in str(path):
+            data = path.read_bytes()
+            changed = data.replace(raw, bytes([raw[0] ^ 1]) + raw[1:])
+            path.write_bytes(changed)
+            seen.append(changed != data)
+
+    seen: list[bool] = []
+    fs.set_fault_hook(hook)
+    with pytest.raises(errors.SaveError, match=rf"\['{leaf}'\]: found 1 of {leaves[leaf].size} numbers changed"):
+        store.save(2, _state(2)).result(30)
+    assert seen.count(True) == 1
+    fs.set_fault_hook(None)
+    store.close()
+    assert [ref.step for ref in RunFolder(root).candidates()] == [1]
+
+
+@pytest.mark.parametrize("writer", ["direct", "orbax"])
+def test_each_process_compares_what_it_wrote(world: World, root: Path, writer: str) -> None:
+    told = world.call("tests.support.writer_tasks:save_altered", root, writer)
+    for error in told:
+        assert "process 1: SavedOtherwiseError" in error
+        assert "['w']: found 1 of 4096 numbers changed" in error
+    assert not list(RunFolder(root).candidates())
 
 
 def test_a_session_and_a_checkpointer_take_it(tmp_path: Path) -> None:

@@ -16,7 +16,7 @@ import tensorstore
 from orbax.checkpoint import v1 as orbax_v1
 
 from holdfast.coordination import Coordination
-from holdfast.store import UNPINNED, StoreSettings
+from holdfast.store import UNPINNED, StoreSettings, fs
 from holdfast.store.settings import WriterName
 from holdfast.store.structure import is_key
 from tests.support.storage_states import bits, store_at
@@ -61,7 +61,9 @@ class Pair(NamedTuple):
 
 def save(shared: Coordination, root: Path, attempt: int, drawn: Mapping[str, Drawn], writer: WriterName) -> str:
     """Save it as step 1; who wrote it."""
-    store = store_at(root, attempt, shared=shared, settings=StoreSettings(save_seconds=90, writer=writer))
+    store = store_at(
+        root, attempt, shared=shared, settings=StoreSettings(save_seconds=90, writer=writer, check_saves=True)
+    )
     store.save(1, build(drawn, attempt)).result(100)
     store.close()
     return writer_of(root / f"{attempt}/1/state")
@@ -134,6 +136,26 @@ def bytes_by_process(shared: Coordination, root: Path, mibibytes: int) -> list[i
     ]
 
 
+def save_altered(shared: Coordination, root: Path, writer: WriterName) -> str:
+    """Once process 1 has written its half of ``w``, a bit of it changes; what the save says."""
+    settings = StoreSettings(save_seconds=30, writer=writer, check_saves=True)
+    store = store_at(root, 1, shared=shared, settings=settings)
+    half = np.arange(4096, 8192, dtype=np.float32).tobytes()
+
+    def hook(point: str, path: Path) -> None:
+        if point == "after:sync-file" and "ocdbt.process_1" in str(path):
+            path.write_bytes(path.read_bytes().replace(half, bytes([half[0] ^ 1]) + half[1:]))
+
+    fs.set_fault_hook(hook)
+    try:
+        store.save(1, {"w": _split(np.arange(8192, dtype=np.float32), "a")}).result(30)
+    except Exception as error:
+        return str(error)
+    finally:
+        fs.set_fault_hook(None)
+    return ""
+
+
 def save_other_shapes(shared: Coordination, root: Path) -> str:
     """Process 1 has an array of another shape."""
     store = store_at(root, 1, shared=shared)
@@ -179,7 +201,11 @@ def _placed(make: Any, drawn: Drawn) -> Any:
 
 
 def _replicated(value: Any) -> jax.Array:
-    return jax.make_array_from_callback(value.shape, _sharding(()), lambda index: value[index])
+    return _split(value)
+
+
+def _split(value: Any, *axes: Any) -> jax.Array:
+    return jax.make_array_from_callback(value.shape, _sharding(axes), lambda index: value[index])
 
 
 def _sharding(split: Any) -> jax.sharding.NamedSharding:

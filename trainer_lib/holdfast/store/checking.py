@@ -8,19 +8,22 @@ from __future__ import annotations
 
 import math
 import os
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from typing import Any, Final
 
 import numpy as np
 import numpy.typing as npt
 
-from holdfast.store import digests
-from holdfast.store.handle import logger
+from holdfast.store import digests, orbax_format
+from holdfast.store.ocdbt.decode import Extent, NotUnderstoodError
 from holdfast.store.ocdbt.memory import aligned
-from holdfast.store.snapshot import Image, Snapshot
+from holdfast.store.ocdbt.written import written_chunks
+from holdfast.store.snapshot import Snapshot, TreeCopy
 from holdfast.store.structure import Structure
+from holdfast_contract.keys import STATE_FOLDER
 from holdfast_contract.manifest import FileEntry
 
 _BLOCK_BYTES: Final = 8 * 1024 * 1024
@@ -49,73 +52,108 @@ class _Leaf:
             self.greatest = float(np.nanmax([self.greatest, np.nanmax(difference)]))
 
 
-def compare_part(folder: Path, snapshot: Snapshot, files: tuple[FileEntry, ...], structure: Structure) -> None:
-    """Compare this process's file of array data below a step's folder with the snapshot it was written from.
+def compare_part(folder: Path, snapshot: Snapshot, files: Sequence[FileEntry], structure: Structure, rank: int) -> None:
+    """Compare what this process wrote of the arrays, below a step's folder, with the snapshot it was written from.
 
-    The file's pages are dropped from memory first, where the system obeys, so that storage answers. What Orbax wrote is
-    not compared; that is logged.
+    Files are dropped from memory first, where the system obeys, so that storage answers.
+
+    Args:
+        folder: of the step.
+        snapshot: what was to be written.
+        files: those of this process's part, as the manifest will have them.
+        structure: for the names of leaves.
+        rank: of this process.
 
     Raises:
         SavedOtherwiseError: a leaf differs. OSError: storage does not answer.
     """
-    if not isinstance(snapshot, Image):
-        logger.warning("%s: not compared with memory: Orbax wrote it, not Holdfast's writer", folder)
-        return
     for entry in files:
-        _compare_file(folder / entry.path, snapshot, structure)
-        if (found := digests.hash_file(folder / entry.path)) != (entry.size, entry.digest):
-            said = f"expected {entry.digest} over {entry.size} bytes, found {found[1]} over {found[0]}"
+        _forget(folder / entry.path)
+    differing: dict[int, _Leaf] = {}
+    try:
+        for block in _blocks(folder, snapshot, files, rank):
+            leaf = differing.setdefault(block.leaf, _Leaf())
+            leaf.total += block.saved.size
+            found = block.read()
+            if found.tobytes() != block.saved.tobytes():
+                leaf.add(block.saved, found)
+    except NotUnderstoodError as error:
+        raise SavedOtherwiseError(f"read back after the save: {error}") from None
+    wrong = {number: leaf for number, leaf in differing.items() if leaf.wrong}
+    if wrong:
+        raise SavedOtherwiseError(_text(wrong, structure))
+    for entry in files:
+        size, digest = digests.hash_file(folder / entry.path)
+        if (size, digest) != (entry.size, entry.digest):
+            said = f"expected {entry.digest} over {entry.size} bytes, found {digest} over {size}"
             raise SavedOtherwiseError(f"{entry.path}: no array differs, but the file does: digest: {said}")
 
 
-def _compare_file(path: Path, image: Image, structure: Structure) -> None:
-    differing: dict[int, _Leaf] = {}
+def _forget(path: Path) -> None:
     fd = digests.open_regular(path)
     try:
         if hasattr(os, "posix_fadvise"):
             os.posix_fadvise(fd, 0, 0, os.POSIX_FADV_DONTNEED)
-        for number, saved, offset in _blocks(image):
-            leaf = differing.setdefault(number, _Leaf())
-            leaf.total += saved.size
-            found = _read(fd, saved, offset, path)
-            if found.tobytes() != saved.tobytes():
-                leaf.add(saved, found)
     finally:
         os.close(fd)
-    wrong = {number: leaf for number, leaf in differing.items() if leaf.wrong}
-    if wrong:
-        raise SavedOtherwiseError(_text(path, wrong, structure))
 
 
-def _blocks(image: Image) -> Iterator[tuple[int, npt.NDArray[Any], int]]:
-    """(number of the leaf, some of its numbers, where they lie in the file)."""
-    pieces = (piece for piece in image.layout.pieces if piece.offset < image.layout.file_bytes)
-    for piece, (offset, array) in zip(pieces, image.parts, strict=True):
-        flat = np.ascontiguousarray(array).reshape(-1)
-        count = max(1, _BLOCK_BYTES // flat.itemsize)
-        for start in range(0, flat.size, count):
-            yield piece.leaf, flat[start : start + count], offset + start * flat.itemsize
+@dataclass(frozen=True)
+class _Block:
+    """Some numbers of leaf number ``leaf``, and how to read the same from storage."""
+
+    leaf: int
+    saved: npt.NDArray[Any]
+    read: Callable[[], npt.NDArray[Any]]
 
 
-def _read(fd: int, like: npt.NDArray[Any], offset: int, path: Path) -> npt.NDArray[Any]:
+def _blocks(folder: Path, snapshot: Snapshot, files: Sequence[FileEntry], rank: int) -> Iterator[_Block]:
+    if isinstance(snapshot, TreeCopy):
+        yield from _blocks_of_orbax(folder / STATE_FOLDER, snapshot, rank)
+        return
+    pieces = (piece for piece in snapshot.layout.pieces if piece.offset < snapshot.layout.file_bytes)
+    for piece, (offset, array) in zip(pieces, snapshot.parts, strict=True):
+        yield from _split(piece.leaf, array, folder / files[0].path, offset)
+
+
+def _blocks_of_orbax(state: Path, snapshot: TreeCopy, rank: int) -> Iterator[_Block]:
+    part = state / orbax_format.part_folder(rank)
+    metadata = state / orbax_format.ARRAY_METADATA_FOLDER / f"process_{rank}"
+    for chunk in written_chunks(part, metadata, snapshot.state()):
+        if isinstance(chunk.value, Extent):
+            yield from _split(chunk.leaf, chunk.saved, part / chunk.value.path, chunk.value.offset)
+        else:
+            yield _Block(chunk.leaf, chunk.saved, partial(np.frombuffer, chunk.value, chunk.saved.dtype))
+
+
+def _split(leaf: int, array: npt.NDArray[Any], path: Path, offset: int) -> Iterator[_Block]:
+    flat = np.ascontiguousarray(array).reshape(-1)
+    count = max(1, _BLOCK_BYTES // flat.itemsize)
+    for start in range(0, flat.size, count):
+        saved = flat[start : start + count]
+        yield _Block(leaf, saved, partial(_read, path, saved, offset + start * flat.itemsize))
+
+
+def _read(path: Path, like: npt.NDArray[Any], offset: int) -> npt.NDArray[Any]:
     found = aligned(like.shape, like.dtype)
     view = memoryview(found.view(np.uint8)).cast("B")  # type: ignore[arg-type]
-    while view:
-        count = os.preadv(fd, [view], offset)
-        if count == 0:
-            raise SavedOtherwiseError(f"{path}: ends at byte {offset}, read back after the save")
-        view, offset = view[count:], offset + count
+    with open(digests.open_regular(path), "rb", buffering=0) as file:
+        while view:
+            count = os.preadv(file.fileno(), [view], offset)
+            if count == 0:
+                raise SavedOtherwiseError(f"{path}: ends at byte {offset}, read back after the save")
+            view, offset = view[count:], offset + count
     return found
 
 
-def _text(path: Path, wrong: dict[int, _Leaf], structure: Structure) -> str:
+def _text(wrong: dict[int, _Leaf], structure: Structure) -> str:
     said = [
         f"{structure.leaves[number].path}: found {leaf.wrong} of {leaf.total} numbers changed, "
         f"max abs difference {leaf.greatest:.6g}, allowed: none"
         for number, leaf in list(wrong.items())[:_REPORTED]
     ]
     more = f"; {len(wrong) - _REPORTED} more leaves" if len(wrong) > _REPORTED else ""
-    return f"read back after the save, {path.name}: {'; '.join(said)}{more}"
+    return f"read back after the save: {'; '.join(said)}{more}"
 
 
 __all__ = ["SavedOtherwiseError", "compare_part"]

@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import Final
 
 from holdfast.store import checking, digests, fs
+from holdfast.store.orbax_format import part_folder
 from holdfast.store.settings import StoreSettings
 from holdfast.store.snapshot import Snapshot
 from holdfast.store.structure import Structure
@@ -57,7 +58,8 @@ class StepFiles:
         files = self.make_durable(mine, known)
         if self.settings.check_saves:
             with self.timed("check_seconds"):
-                checking.compare_part(self.folder, work.snapshot, tuple(known.values()), work.structure)
+                part = [entry for entry in files if entry.path.startswith(f"{STATE_FOLDER}/{part_folder(rank)}/")]
+                checking.compare_part(self.folder, work.snapshot, part, work.structure, rank)
         return files
 
     def make_durable(

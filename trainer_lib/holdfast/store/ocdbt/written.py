@@ -1,0 +1,106 @@
+"""What Orbax wrote of one process's part, chunk by chunk, beside the arrays that it was given."""
+
+from __future__ import annotations
+
+import json
+import math
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import jax
+import numpy as np
+import numpy.typing as npt
+
+from holdfast.store import digests
+from holdfast.store.layout import data_of
+from holdfast.store.ocdbt.arrays import Box, key_prefix, stored_array
+from holdfast.store.ocdbt.decode import NotUnderstoodError, Value
+from holdfast.store.ocdbt.index import read_index
+from holdfast.store.structure import PyTree
+
+_Array = npt.NDArray[Any]
+
+
+@dataclass(frozen=True)
+class WrittenChunk:
+    """A chunk of leaf number ``leaf``: the numbers that were to be written, and what lies on storage or where."""
+
+    leaf: int
+    saved: _Array
+    value: Value
+
+
+def written_chunks(part: Path, array_metadata: Path, state: PyTree) -> Iterator[WrittenChunk]:
+    """Every chunk in the folder of a process's part, in no order.
+
+    Args:
+        part: the folder ``ocdbt.process_<i>``.
+        array_metadata: what Orbax says beside it of the arrays that this process wrote.
+        state: what it was given.
+
+    Raises:
+        NotUnderstoodError: the index or a chunk in it is not one of this state. OSError.
+    """
+
+    def read(path: str, offset: int, length: int | None) -> bytes:
+        with open(digests.open_regular(part / path), "rb", buffering=0) as file:
+            file.seek(offset)
+            return file.read(-1 if length is None else length)
+
+    index = read_index(read)
+    told = _chunk_shapes(array_metadata)
+    for number, (path, leaf) in enumerate(jax.tree_util.tree_flatten_with_path(state)[0]):
+        name = jax.tree_util.keystr(path, simple=True, separator=".")
+        mine = _values(index, name)
+        if not mine:
+            continue  # another process's, or without numbers
+        local = dict(_local_arrays(leaf))
+        shape = told.get(name) or _chunk_shape(index, name)
+        for place, value in mine.items():
+            saved = _cut(name, local, place, shape)
+            length = len(value) if isinstance(value, bytes) else value.length
+            if length != saved.nbytes:
+                raise NotUnderstoodError(f"{name}: found {length} bytes at {place}, allowed: {saved.nbytes}")
+            yield WrittenChunk(number, saved, value)
+
+
+def _chunk_shapes(path: Path) -> Mapping[str, tuple[int, ...]]:
+    entries = [entry["array_metadata"] for entry in json.loads(path.read_bytes())["array_metadatas"]]
+    return {entry["param_name"]: tuple(entry["chunk_shape"]) for entry in entries}
+
+
+def _chunk_shape(index: Mapping[str, Value], name: str) -> tuple[int, ...]:
+    return stored_array(index, name).chunk_shape
+
+
+def _values(index: Mapping[str, Value], name: str) -> dict[tuple[int, ...], Value]:
+    prefix = key_prefix(name)
+    found = {}
+    for key, value in index.items():
+        place = key.removeprefix(prefix).split(".")
+        if key.startswith(prefix) and all(number.isdecimal() for number in place):
+            found[tuple(map(int, place))] = value
+    return found
+
+
+def _local_arrays(leaf: Any) -> Iterator[tuple[Box, _Array]]:
+    """What this process has of a leaf, by where it lies in the leaf."""
+    if not isinstance(leaf, jax.Array):
+        whole = np.asarray(leaf)
+        yield tuple((0, size) for size in whole.shape), whole
+        return
+    for shard in leaf.addressable_shards:
+        data = np.asarray(data_of(shard.data))
+        starts = [part.start or 0 for part in shard.index[: leaf.ndim]] + [0] * (data.ndim - leaf.ndim)
+        yield tuple((start, start + size) for start, size in zip(starts, data.shape, strict=True)), data
+
+
+def _cut(name: str, local: Mapping[Box, _Array], place: tuple[int, ...], shape: tuple[int, ...]) -> _Array:
+    place = place if shape else ()
+    box = [(i * size, (i + 1) * size) for i, size in zip(place, shape, strict=True)]
+    for around, array in local.items():
+        if all(a <= start and stop <= b for (start, stop), (a, b) in zip(box, around, strict=True)):
+            return array[tuple(slice(start - a, stop - a) for (start, stop), (a, _) in zip(box, around, strict=True))]
+    raise NotUnderstoodError(f"{name}: found a chunk of {math.prod(shape)} numbers at {place}, not one of this process")
