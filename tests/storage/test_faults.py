@@ -47,11 +47,23 @@ def _require_untouched_and_going_on(store: Store, root: Path) -> None:
     assert bits(restored.state) == bits(small_state(3))
 
 
-@pytest.mark.parametrize("number", [errno.ENOSPC, errno.EIO, errno.EACCES, errno.EDQUOT, errno.EROFS])
-def test_an_error_at_any_operation_fails_the_save_only(tmp_path: Path, number: int) -> None:
+NUMBERS = (errno.ENOSPC, errno.EIO, errno.EACCES, errno.EDQUOT, errno.EROFS)
+STRIDE = 4
+"""Each errno is met at every fourth operation, with the slow tests at every one."""
+
+
+@pytest.mark.parametrize(
+    ("number", "first"),
+    [
+        pytest.param(number, first, marks=[] if first == place % STRIDE else pytest.mark.slow)
+        for place, number in enumerate(NUMBERS)
+        for first in range(STRIDE)
+    ],
+)
+def test_an_error_at_any_operation_fails_the_save_only(tmp_path: Path, number: int, first: int) -> None:
     operations = _operations_of_a_save(tmp_path / "dry" / "run")
     assert len(operations) > 25
-    for index in range(number % 4, len(operations) - 2, 4):  # a quarter of the points for each errno
+    for index in range(first, len(operations) - 2, STRIDE):
         root = tmp_path / str(index) / "run"
         root.parent.mkdir()
         store = store_at(root, 1)
