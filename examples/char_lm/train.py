@@ -57,7 +57,7 @@ def main() -> None:
                 data.skip()
             state, loss = step_fn(state, next(data))
             run.commit(step, state, data=data, metrics={"loss": loss})
-            time.sleep(args.step_floor_seconds)
+            time.sleep(args.pause_seconds)
 
     digest = digest_of(state)
     if jax.process_index() == 0:
@@ -100,7 +100,9 @@ def parse_arguments() -> argparse.Namespace:
     parser.add_argument("--cpu-devices", type=int, default=2, help="devices per process where there is no accelerator")
     parser.add_argument("--skip-batch", type=int, help="leave out the batch of this step: the digest must then differ")
     parser.add_argument("--digest-out", type=Path, help="file for the digest of the final state")
-    parser.add_argument("--step-floor-seconds", type=float, default=0.0, help="pause after each step")
+    parser.add_argument(
+        "--pause-seconds", type=float, default=0.0, help="after each step, as if there were more to compute"
+    )
     return parser.parse_args()
 
 

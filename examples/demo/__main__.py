@@ -31,6 +31,8 @@ from examples.demo.watch import JobWatch
 
 REPOSITORY: Final = Path(__file__).resolve().parents[2]
 GOODPUT_TOLERANCE: Final = 0.005
+PAUSE_SECONDS: Final = 0.04
+"""After each step of the run that faults happen to, so that it lasts until the last of them on a fast machine, too."""
 
 
 def main() -> int:
@@ -69,7 +71,7 @@ def parse_arguments(words: Sequence[str] | None = None) -> argparse.Namespace:
 
 
 def _training(options: argparse.Namespace, work: Path, name: str) -> Training:
-    for folder in ("checkpoints", "output"):
+    for folder in ("checkpoints", "output", "compiled"):
         (work / folder).mkdir(exist_ok=True)
     return Training(
         name=name,
@@ -79,15 +81,16 @@ def _training(options: argparse.Namespace, work: Path, name: str) -> Training:
         repository=REPOSITORY,
         checkpoints=work / "checkpoints",
         output=work / "output",
+        compiled=work / "compiled",
     )
 
 
 def _perform(
     options: argparse.Namespace, rig: Rig, work: Path, killer: WriteKiller
 ) -> tuple[Outcome, Record, dict[str, float]]:
-    training, outcome = _training(options, work, "char-lm"), Outcome()
-    reference = replace(training, name="reference")
-    skipped = replace(training, name="one-batch-skipped", skip_batch=options.steps // 2)
+    reference, outcome = _training(options, work, "reference"), Outcome()
+    training = replace(reference, name="char-lm", pause_seconds=PAUSE_SECONDS)
+    skipped = replace(reference, name="one-batch-skipped", skip_batch=options.steps // 2)
     undisturbed = scenario.run_alone(rig, reference, print, "-- reference: the same run, to which nothing happens")
     other = (
         ""

@@ -11,8 +11,10 @@ from holdfast_contract import keys
 SOURCE_MOUNT: Final = "/workspace"
 CHECKPOINT_MOUNT: Final = "/checkpoints"
 OUTPUT_MOUNT: Final = "/output"
+COMPILED_MOUNT: Final = "/compiled"
 REPLICAS: Final = 2
 DEVICES_PER_WORKER: Final = 2
+BATCH: Final = 4
 GRACE_SECONDS: Final = 20
 NOTICE_SECONDS: Final = 25
 
@@ -28,8 +30,9 @@ class Training:
     repository: Path
     checkpoints: Path
     output: Path
+    compiled: Path
     skip_batch: int | None = None
-    step_floor_seconds: float = 0.0
+    pause_seconds: float = 0.0
 
     @property
     def digest_file(self) -> Path:
@@ -68,6 +71,7 @@ def _pod_spec(training: Training) -> dict[str, Any]:
         "source": (training.repository, SOURCE_MOUNT),
         "checkpoints": (training.checkpoints, CHECKPOINT_MOUNT),
         "output": (training.output, OUTPUT_MOUNT),
+        "compiled": (training.compiled, COMPILED_MOUNT),
     }
     return {
         "terminationGracePeriodSeconds": GRACE_SECONDS,
@@ -78,7 +82,11 @@ def _pod_spec(training: Training) -> dict[str, Any]:
                 "name": keys.TRAINER_CONTAINER,
                 "image": "holdfast/trainer:demo",
                 "command": ["python", f"{SOURCE_MOUNT}/examples/char_lm/train.py", *_arguments(training)],
-                "env": [{"name": "JAX_PLATFORMS", "value": "cpu"}],
+                "env": [
+                    {"name": "JAX_PLATFORMS", "value": "cpu"},
+                    # On a volume, as one would: the program compiles once, not in every new pod.
+                    {"name": "JAX_COMPILATION_CACHE_DIR", "value": COMPILED_MOUNT},
+                ],
                 "volumeMounts": [{"name": n, "mountPath": mount} for n, (_, mount) in folders.items()],
             }
         ],
@@ -93,9 +101,10 @@ def _arguments(training: Training) -> list[str]:
         "--steps": training.steps,
         "--layers": 1,
         "--width": 32,
+        "--batch": BATCH,
         "--seed": training.seed,
         "--cpu-devices": DEVICES_PER_WORKER,
-        "--step-floor-seconds": training.step_floor_seconds,
+        "--pause-seconds": training.pause_seconds,
         "--digest-out": f"{OUTPUT_MOUNT}/{training.digest_file.name}",
     }
     if training.skip_batch is not None:

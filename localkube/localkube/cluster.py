@@ -232,7 +232,8 @@ class Cluster(ClusterAccess):
 
     def _launch(self, name: str, argv: Sequence[str]) -> None:
         self._progress(f"starting {name}")
-        self.control.start(Program(name, argv, self.layout.logs / f"{name}.log"))
+        log = self.layout.logs / f"{name}.log"
+        self.control.start(Program(name, argv, log, environment=components.environment()))
 
     def _admin(self) -> AdminClient:
         return AdminClient(self.server_url, self.layout.pki)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -63,6 +64,14 @@ class ClusterOptions:
         unknown = set(self.extra_arguments) - PROGRAMS
         if unknown:
             raise ValueError(f"extra_arguments names {', '.join(sorted(unknown))}, which is no program of localkube")
+
+
+def environment() -> dict[str, str]:
+    """What the programs find set besides what this process has: Go collects less often, which spares a sixth of the
+    processor time for a few hundred MiB; from a limit on, it collects as usual. What the user has set counts.
+    """
+    collector = {"GOGC": "400", "GOMEMLIMIT": "1GiB"}
+    return {name: os.environ.get(name, value) for name, value in collector.items()}
 
 
 @dataclass(frozen=True)

@@ -27,8 +27,9 @@ def test_example_prints_the_table_and_equal_gradients(tmp_path):
     assert (tmp_path / "plot.svg").read_text().startswith("<svg")
 
 
+@pytest.mark.slow
 @pytest.mark.timeout(240)
-@pytest.mark.parametrize("size", ["--tiny", pytest.param("--small", marks=pytest.mark.slow)])
+@pytest.mark.parametrize("size", ["--tiny", "--small"])
 def test_benchmark_prints_ratios_of_all_arms(tmp_path, size):
     printed = _run("benchmarks/remat.py", size, "--json", str(tmp_path / "rounds.json"))
     for arm in ("none", "everything again", "selective", "automatic"):

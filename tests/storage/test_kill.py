@@ -86,7 +86,7 @@ def _named(operations: list[str], point: int) -> tuple[str, int]:
         ("native", "save_once"),
         ("ours", "save_once_orbax"),
         ("python", "save_once_orbax"),
-        ("native", "save_once_orbax"),
+        pytest.param("native", "save_once_orbax", marks=pytest.mark.slow),
     ],
 )
 def test_kill_during_a_save(killer: Killer, saved: Path, tmp_path: Path, kind: str, scenario: str) -> None:

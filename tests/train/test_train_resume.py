@@ -44,3 +44,18 @@ def test_a_save_goes_on_while_the_main_thread_runs_collectives(tmp_path: Path) -
     with world(tmp_path, *arguments) as ranks:
         assert ranks.codes() == [0, 0]
     assert [ref.step for ref in RunFolder(tmp_path / "run").candidates()] == [3, 2]
+
+
+def test_a_compilation_cache_of_the_users_is_used_by_all_ranks_instead_of_each_ones_own(tmp_path: Path) -> None:
+    shared = tmp_path / "shared"
+
+    def programs_after_training() -> list[str]:
+        with world(tmp_path / "c", "--steps", "2", JAX_COMPILATION_CACHE_DIR=str(shared)) as ranks:
+            assert ranks.codes() == [0, 0], ranks[0].output[-3000:]
+        return sorted(path.name for path in shared.iterdir() if path.name.endswith("-cache"))
+
+    first = programs_after_training()
+    steps = [name for name in first if name.startswith("jit_train_step-")]
+    assert len(steps) == 2, "on CPU every rank has keys of its own, and writes them"
+    assert programs_after_training() == first, "a rank had to compile again"
+    assert not list((tmp_path / "c").glob("compiled-*"))

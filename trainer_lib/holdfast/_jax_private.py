@@ -45,10 +45,10 @@ def place_in_world() -> tuple[int, int]:
     return distributed.global_state.process_id, distributed.global_state.num_processes
 
 
-def write_own_compile_cache(minimum_seconds: float) -> None:
-    """Let every process write entries to its own compilation cache folder; JAX lets only process 0 write.
+def write_own_compile_cache(minimum_seconds: float, *, shared: bool) -> None:
+    """Let every process write entries to the compilation cache; JAX lets only process 0 write.
 
-    JAX assumes one folder shared by all. Ours are one per rank, and on CPU ranks do not even share keys, so every
+    JAX assumes one folder ``shared`` by all. Ours are one per rank, and on CPU ranks do not even share keys, so every
     rank but the first would compile everything again after each restart. Programs that take less than
     ``minimum_seconds`` to compile are left out.
     """
@@ -63,7 +63,8 @@ def write_own_compile_cache(minimum_seconds: float) -> None:
         executable: object,
         host_callbacks: Sequence[object],
     ) -> None:
-        if host_callbacks or compile_time_secs < minimum_seconds:
+        of_another = shared and cast("Any", backend).platform != "cpu" and cast("Any", backend).process_index() != 0
+        if host_callbacks or compile_time_secs < minimum_seconds or of_another:
             return
         try:
             compilation_cache.put_executable_and_time(

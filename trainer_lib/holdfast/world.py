@@ -61,11 +61,17 @@ def join(world: World | None) -> Coordination:
 
 
 def use_compile_cache(folder: Path) -> None:
-    """Keep compiled programs of this rank in ``folder``, so that a process restarted in place need not compile again."""
+    """Keep compiled programs of this rank in ``folder``, so that a process restarted in place need not compile again.
+
+    A folder that the program or its environment has set (``JAX_COMPILATION_CACHE_DIR``) is used instead, and may be
+    shared by all.
+    """
     import jax
 
-    jax.config.update("jax_compilation_cache_dir", str(folder))  # type: ignore[no-untyped-call]
-    _jax_private.write_own_compile_cache(CACHE_FROM_SECONDS)
+    shared = bool(getattr(jax.config, "jax_compilation_cache_dir", None))
+    if not shared:
+        jax.config.update("jax_compilation_cache_dir", str(folder))  # type: ignore[no-untyped-call]
+    _jax_private.write_own_compile_cache(CACHE_FROM_SECONDS, shared=shared)
 
 
 def _wait_for_port(address: str, deadline: float) -> None:

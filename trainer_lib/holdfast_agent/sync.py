@@ -20,6 +20,8 @@ from holdfast_contract.sync import MAX_BODY_BYTES, Action, Directive
 
 FIRST_BACKOFF_SECONDS: Final = 0.1
 MAX_BACKOFF_SECONDS: Final = 10.0
+BACKOFF_GROWTH: Final = 1.5
+"""By which the pause grows: an operator that was away is asked again within half of the time that it was away."""
 MAX_RETRY_AFTER_SECONDS: Final = 30.0
 PACE_SECONDS: Final = 1.0
 """Least time between two requests while nothing changes in meaning, whatever the operator does."""
@@ -114,7 +116,7 @@ class SyncClient:
             return
         # Jitter over half the range: a thousand agents that lost one operator must not return at once.
         pause = random.uniform(self._backoff / 2, self._backoff)
-        self._backoff = min(self._backoff * 2, MAX_BACKOFF_SECONDS)
+        self._backoff = min(self._backoff * BACKOFF_GROWTH, MAX_BACKOFF_SECONDS)
         self._wait_for_change(letter, time.monotonic() + pause)
 
     def _wait_for_change(self, letter: Letter, until: float) -> None:
