@@ -312,3 +312,12 @@ def test_the_way_of_accelerators_through_pinned_host_memory(root: Path, monkeypa
     assert np.array_equal(restored.state["w"], expected)
     assert restored.state["w"].sharding == weights.sharding
     assert bits(restored.state["key"]) == bits(jax.random.key(3))
+
+
+def test_memory_that_cannot_be_had_ahead_of_the_first_save_is_no_error_yet(
+    root: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    store = store_at(root, 1)
+    store.prepare({"w": np.broadcast_to(np.float32(0), (1 << 48,))})  # a petabyte, in four bytes
+    assert store.save(1, small_state(1)).result(30).step == 1
+    assert "no memory yet for the copy that a save makes, 1125899906842624 bytes" in caplog.text

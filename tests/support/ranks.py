@@ -124,7 +124,6 @@ def _environment(folder: Path, index: int, count: int, coordinator: str) -> dict
         keys.ENV_COMPILE_CACHE: str(folder / f"compiled-{index}"),
         "JAX_PLATFORMS": "cpu",
         "JAX_NUM_CPU_DEVICES": "2",
-        "JAX_DISABLE_MOST_OPTIMIZATIONS": "1",
         "PYTHONUNBUFFERED": "1",
     }
     if count > 1:

@@ -112,18 +112,14 @@ class Checkpointer:
         Args and errors: see ``Session.restore``.
         """
         from holdfast.initial import Initial
-        from holdfast.restoring import allowed_changes, pin_of, reinstate
+        from holdfast.restoring import begin_or_continue, wanted
 
-        initial = Initial(self._state())
-        restored = self._store.restore(pin_of(self._pin), initial.abstract, allowed_changes(new_leaves, dropped_leaves))
+        wish = wanted(self._pin, new_leaves, dropped_leaves)
+        state, restored = begin_or_continue(self._store, Initial(self._state()), self.data, wish, self._process_count)
         if restored is None:
-            self._store.prepare(nnx.arrays_of(self._state()))
             return 0
-        reinstate(self.data, restored, self._process_count)
         self._metadata = notes.read(restored.folder, restored.manifest)
-        state = initial.fill(restored.state, restored.changed.new)
         self.model, self.optimizer = state[_MODEL], state.get(_OPTIMIZER)
-        self._store.prepare(nnx.arrays_of(state))
         return restored.ref.step
 
     def save(

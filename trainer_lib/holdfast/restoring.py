@@ -4,32 +4,66 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Sequence
+from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Literal
 
 from holdfast import data as positions
 from holdfast_contract.manifest import CheckpointRef
 
 if TYPE_CHECKING:
-    from holdfast.store import Allowed, Restored, Unpinned
+    from holdfast.initial import Initial
+    from holdfast.store import Allowed, Choice, Restored, Store, Unpinned
+    from holdfast.store.candidates import Metric
+
+    PyTree = Any
 
 log = logging.getLogger("holdfast")
 
 
-def allowed_changes(new_leaves: Sequence[str], dropped_leaves: Sequence[str]) -> Allowed:
-    """The two arguments as the store takes them. Raises TypeError."""
-    from holdfast.store import Allowed
+@dataclass(frozen=True)
+class Wanted:
+    """What to go on from, and what may have changed since. ``pin``: nothing newer may be restored."""
+
+    pin: CheckpointRef | Unpinned | None
+    allowed: Allowed
+    choice: Choice
+
+
+def wanted(
+    pin: CheckpointRef | Literal["any"] | None,
+    new_leaves: Sequence[str],
+    dropped_leaves: Sequence[str],
+    *,
+    step: int | None = None,
+    best: Metric | None = None,
+) -> Wanted:
+    """The arguments of a ``restore`` as the store takes them. Raises TypeError, ValueError."""
+    from holdfast.store import UNPINNED, Allowed, Choice
 
     for given in (new_leaves, dropped_leaves):
         if isinstance(given, str):
             raise TypeError(f"new_leaves, dropped_leaves: found {given!r}, allowed: a list of paths")
-    return Allowed(tuple(new_leaves), tuple(dropped_leaves))
+    allowed = Allowed(tuple(new_leaves), tuple(dropped_leaves))
+    return Wanted(UNPINNED if pin == "any" else pin, allowed, Choice(step, best))
 
 
-def pin_of(pin: CheckpointRef | Literal["any"] | None) -> CheckpointRef | Unpinned | None:
-    """The pin as the store takes it."""
-    from holdfast.store import UNPINNED
+def begin_or_continue(
+    store: Store, initial: Initial, data: Any, wish: Wanted, process_count: int
+) -> tuple[PyTree, Restored | None]:
+    """The state to train on from, and the checkpoint it comes from if there is one; ``data`` is put where it was then.
 
-    return UNPINNED if pin == "any" else pin
+    What the first save will need is got ready in the background meanwhile. Raises as ``Session.restore``.
+    """
+    from holdfast import nnx
+
+    restored = store.restore(wish.pin, initial.abstract, wish.allowed, wish.choice)
+    if restored is None:
+        state = initial.build()
+    else:
+        reinstate(data, restored, process_count)
+        state = initial.fill(restored.state, restored.changed.new)
+    store.prepare(nnx.arrays_of(state))
+    return state, restored
 
 
 def reinstate(data: Any, restored: Restored, process_count: int) -> None:

@@ -130,29 +130,24 @@ class Session:
             NoValidCheckpoint: candidates exist, none is valid. StructureMismatch: the state has changed since.
             RestoreError: the data position is of another number of processes, and ``data`` has no ``reposition``.
         """
-        from holdfast import nnx
         from holdfast.initial import Initial
-        from holdfast.restoring import allowed_changes, pin_of, reinstate
-        from holdfast.store import Choice
+        from holdfast.restoring import begin_or_continue, wanted
 
         positions.require_iterator(data)
         parts, journal = self._parts, self._journal
+        wish = wanted(parts.where.pin, new_leaves, dropped_leaves, step=step, best=best)
         journal.accountant.enter_phase(Bucket.RESTORE)
         initial = Initial(init_state, shardings)
-        allowed = allowed_changes(new_leaves, dropped_leaves)
-        restored = parts.store.restore(pin_of(parts.where.pin), initial.abstract, allowed, Choice(step, best))
+        state, restored = begin_or_continue(parts.store, initial, data, wish, parts.coordination.process_count)
+        reached = 0
         if restored is None:
             journal.status.restored(None, ())
-            state, reached = initial.build(), 0
             log.info("attempt %d begins from the initial state", parts.attempt)
         else:
-            ref = restored.ref
-            reinstate(data, restored, parts.coordination.process_count)
+            ref, reached = restored.ref, restored.ref.step
             self._metadata = notes.read(restored.folder, restored.manifest)
             journal.status.restored(ref, restored.rejected)
-            state, reached = initial.fill(restored.state, restored.changed.new), ref.step
             log.info("attempt %d continues after attempt %d, step %d", parts.attempt, ref.attempt, reached)
-        parts.store.prepare(nnx.arrays_of(state))
         journal.steps.start_at(reached)
         parts.agreement.gate.start_at(reached)
         parts.saves.start_clock()

@@ -118,7 +118,10 @@ class Store:
         nbytes = snapshot.memory_bytes(state, prepared)
 
         def get_ready() -> None:
-            self._arena.hold(nbytes)
+            try:
+                self._arena.hold(nbytes)
+            except OSError as error:  # the save that needs it will say so to whoever asked for it
+                logger.warning("no memory yet for the copy that a save makes, %d bytes: %s", nbytes, error)
             prepared.work_out()
 
         self._await_preparation()
