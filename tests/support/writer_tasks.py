@@ -137,14 +137,17 @@ def bytes_by_process(shared: Coordination, root: Path, mibibytes: int) -> list[i
 
 
 def save_altered(shared: Coordination, root: Path, writer: WriterName) -> str:
-    """Once process 1 has written its half of ``w``, a bit of it changes; what the save says."""
+    """Once process 1 has written its half of ``w``, a bit of it changes; what the save says.
+
+    Orbax writes the half in two chunks, one for each device, in any order.
+    """
     settings = StoreSettings(save_seconds=30, writer=writer, check_saves=True)
     store = store_at(root, 1, shared=shared, settings=settings)
-    half = np.arange(4096, 8192, dtype=np.float32).tobytes()
+    chunk = np.arange(4096, 6144, dtype=np.float32).tobytes()
 
     def hook(point: str, path: Path) -> None:
         if point == "after:sync-file" and "ocdbt.process_1" in str(path):
-            path.write_bytes(path.read_bytes().replace(half, bytes([half[0] ^ 1]) + half[1:]))
+            path.write_bytes(path.read_bytes().replace(chunk, bytes([chunk[0] ^ 1]) + chunk[1:]))
 
     fs.set_fault_hook(hook)
     try:
