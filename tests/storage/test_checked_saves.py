@@ -15,6 +15,8 @@ import pytest
 import holdfast
 from holdfast import errors
 from holdfast.store import UNPINNED, StoreSettings, fs
+from holdfast.store.ocdbt.decode import NotUnderstoodError
+from holdfast.store.ocdbt.written import written_chunks
 from holdfast_contract.runfolder import RunFolder
 from tests.support.storage_states import QUICK, bits, state_of, store_at
 from tests.support.storage_world import World
@@ -164,6 +166,16 @@ def test_what_orbax_wrote_is_compared_too(root: Path, leaf: str) -> None:
     fs.set_fault_hook(None)
     store.close()
     assert [ref.step for ref in RunFolder(root).candidates()] == [1]
+
+
+def test_numbers_that_orbax_did_not_write_are_missed(root: Path) -> None:
+    store = store_at(root, 1, settings=replace(CHECKED, writer="orbax"))
+    store.save(1, {"w": jnp.ones(9)}).result(30)
+    state = root / "1/1/state"
+    where = state / "ocdbt.process_0", state / "array_metadatas/process_0"
+    assert len(list(written_chunks(*where, {"w": jnp.ones(9)}))) == 1
+    with pytest.raises(NotUnderstoodError, match="more: found 0 numbers, allowed: 3"):
+        list(written_chunks(*where, {"w": jnp.ones(9), "more": jnp.ones(3)}))
 
 
 @pytest.mark.parametrize("writer", ["direct", "orbax"])

@@ -42,7 +42,7 @@ class StoredArray:
         grids = [range(a // c, -(-b // c)) for (a, b), c in zip(box, self.chunk_shape, strict=True)]
         expected = math.prod(self.chunk_shape) * self.dtype.itemsize
         for place in itertools.product(*grids):
-            key = key_prefix(self.name) + (".".join(map(str, place)) or "0")
+            key = _prefix(self.name) + (".".join(map(str, place)) or "0")
             value = self.index.get(key)
             length = -1 if value is None else len(value) if isinstance(value, bytes) else value.length
             if value is None or length != expected:
@@ -52,7 +52,7 @@ class StoredArray:
 
 def stored_array(index: Mapping[str, Value], name: str) -> StoredArray:
     """The array of a leaf by its stored name. Raises NotUnderstoodError if it is absent or of another layout."""
-    found = index.get(f"{key_prefix(name)}.zarray")
+    found = index.get(f"{_prefix(name)}.zarray")
     if not isinstance(found, bytes):
         raise NotUnderstoodError(f"{name}: found no array of zarr 2")
     try:
@@ -69,6 +69,6 @@ def stored_array(index: Mapping[str, Value], name: str) -> StoredArray:
     return StoredArray(name, shape, dtype, chunks, index)
 
 
-def key_prefix(name: str) -> str:
-    """How all keys of an array begin. A state that is a single array has no name."""
+def _prefix(name: str) -> str:
+    """A state that is a single array has no name."""
     return f"{name}/" if name else ""

@@ -15,7 +15,7 @@ import numpy.typing as npt
 
 from holdfast.store import digests
 from holdfast.store.layout import data_of
-from holdfast.store.ocdbt.arrays import Box, key_prefix, stored_array
+from holdfast.store.ocdbt.arrays import Box, stored_array
 from holdfast.store.ocdbt.decode import NotUnderstoodError, Value
 from holdfast.store.ocdbt.index import read_index
 from holdfast.store.structure import PyTree
@@ -50,20 +50,22 @@ def written_chunks(part: Path, array_metadata: Path, state: PyTree) -> Iterator[
             return file.read(-1 if length is None else length)
 
     index = read_index(read)
-    told = _chunk_shapes(array_metadata)
+    told, chunks = _chunk_shapes(array_metadata), _by_array(index)
     for number, (path, leaf) in enumerate(jax.tree_util.tree_flatten_with_path(state)[0]):
         name = jax.tree_util.keystr(path, simple=True, separator=".")
-        mine = _values(index, name)
-        if not mine:
-            continue  # another process's, or without numbers
-        local = dict(_local_arrays(leaf))
-        shape = told.get(name) or _chunk_shape(index, name)
+        local, written = dict(_local_arrays(leaf)), 0
+        mine = chunks.get(name, {})
+        shape = told.get(name) or (stored_array(index, name).chunk_shape if mine else ())
         for place, value in mine.items():
             saved = _cut(name, local, place, shape)
             length = len(value) if isinstance(value, bytes) else value.length
             if length != saved.nbytes:
                 raise NotUnderstoodError(f"{name}: found {length} bytes at {place}, allowed: {saved.nbytes}")
+            written += saved.size
             yield WrittenChunk(number, saved, value)
+        expected = sum(array.size for array in local.values())
+        if jax.process_count() == 1 and written != expected:  # of several, each writes what it is given to write
+            raise NotUnderstoodError(f"{name}: found {written} numbers, allowed: {expected}")
 
 
 def _chunk_shapes(path: Path) -> Mapping[str, tuple[int, ...]]:
@@ -71,17 +73,14 @@ def _chunk_shapes(path: Path) -> Mapping[str, tuple[int, ...]]:
     return {entry["param_name"]: tuple(entry["chunk_shape"]) for entry in entries}
 
 
-def _chunk_shape(index: Mapping[str, Value], name: str) -> tuple[int, ...]:
-    return stored_array(index, name).chunk_shape
-
-
-def _values(index: Mapping[str, Value], name: str) -> dict[tuple[int, ...], Value]:
-    prefix = key_prefix(name)
-    found = {}
+def _by_array(index: Mapping[str, Value]) -> dict[str, dict[tuple[int, ...], Value]]:
+    """The chunks of each array, by their place in its grid."""
+    found: dict[str, dict[tuple[int, ...], Value]] = {}
     for key, value in index.items():
-        place = key.removeprefix(prefix).split(".")
-        if key.startswith(prefix) and all(number.isdecimal() for number in place):
-            found[tuple(map(int, place))] = value
+        name, _, last = key.rpartition("/")
+        place = last.split(".")
+        if all(number.isdecimal() for number in place):
+            found.setdefault(name, {})[tuple(map(int, place))] = value
     return found
 
 
