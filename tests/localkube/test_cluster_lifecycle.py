@@ -17,7 +17,7 @@ import pytest
 from localkube import registry
 from localkube.binaries import ASSETS_VARIABLE, control_plane
 from localkube.cluster import Cluster
-from localkube.components import APISERVER, CONTROLLER_MANAGER, ETCD, SCHEDULER, ClusterOptions
+from localkube.components import APISERVER, CONTROLLER_MANAGER, ETCD, SCHEDULER, ClusterOptions, environment
 from localkube.control import Program
 from localkube.errors import BinariesError, ClusterNameError, LocalkubeError, StartError
 
@@ -172,6 +172,17 @@ def test_the_api_server_restarts_on_its_port_with_its_data(own: Cluster) -> None
     assert own.processes()[APISERVER].pid != before
     assert own.server_url == url
     assert own.kubectl("get", "configmap", "survivor", "-o", "jsonpath={.data.a}").stdout == "b"
+
+
+def test_go_collects_less_often_in_every_program_unless_the_user_says_otherwise(
+    own: Cluster, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    for name in COMPONENTS:
+        found = psutil.Process(own.processes()[name].pid).environ()
+        assert environment().items() <= found.items()
+    monkeypatch.delenv("GOMEMLIMIT", raising=False)
+    monkeypatch.setenv("GOGC", "50")
+    assert environment() == {"GOGC": "50", "GOMEMLIMIT": "1GiB"}
 
 
 def test_credentials_are_private_and_are_who_they_say(own: Cluster) -> None:
