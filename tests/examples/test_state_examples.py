@@ -6,15 +6,16 @@ import ast
 import os
 import re
 import shutil
-import socket
 import subprocess
 import sys
+from contextlib import ExitStack
 from pathlib import Path
 
 import pytest
 
 import holdfast
 from holdfast_contract import keys
+from tests.support.coordinator import coordinator_address
 
 EXAMPLES = Path(__file__).resolve().parents[2] / "examples"
 EXAMPLE_SECONDS = 110
@@ -22,31 +23,24 @@ EXAMPLE_SECONDS = 110
 
 def run(name: str, *arguments: object, world: int = 1) -> list[str]:
     """What process 0 prints, line by line, of ``world`` processes that train together."""
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        coordinator = f"127.0.0.1:{probe.getsockname()[1]}"
     command = [sys.executable, str(EXAMPLES / name), *map(str, arguments)]
-    places = [
-        {keys.ENV_REPLICAS: str(world), keys.ENV_PROCESS_INDEX: str(index), keys.ENV_COORDINATOR: coordinator}
-        for index in range(world)
-    ]
-    started = [
-        subprocess.Popen(
-            command,
-            env={**os.environ, "JAX_PLATFORMS": "cpu", **(place if world > 1 else {})},
-            stdout=subprocess.PIPE,
-            stderr=subprocess.PIPE,
-            text=True,
-        )
-        for place in places
-    ]
-    try:
-        said = [process.communicate(timeout=EXAMPLE_SECONDS) for process in started]
-    finally:
+    with ExitStack() as stack:
+        coordinator = stack.enter_context(coordinator_address())
+        places = [
+            {keys.ENV_REPLICAS: str(world), keys.ENV_PROCESS_INDEX: str(index), keys.ENV_COORDINATOR: coordinator}
+            for index in range(world)
+        ]
+        started = [_start(command, place if world > 1 else {}) for place in places]
         for process in started:
-            process.kill()
+            stack.callback(process.kill)
+        said = [process.communicate(timeout=EXAMPLE_SECONDS) for process in started]
     assert [process.returncode for process in started] == [0] * world, said[0][1][-3000:]
     return said[0][0].splitlines()
+
+
+def _start(command: list[str], place: dict[str, str]) -> subprocess.Popen[str]:
+    environment = {**os.environ, "JAX_PLATFORMS": "cpu", **place}
+    return subprocess.Popen(command, env=environment, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
 
 
 def test_nnx_in_fifteen_lines_keeps_the_best_and_resumes(tmp_path: Path) -> None:

@@ -5,17 +5,17 @@ from __future__ import annotations
 import os
 import re
 import signal
-import socket
 import subprocess
 import sys
 import time
 from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
 
 from holdfast_contract import keys
 from tests.support.agent_socket import AgentSocket, poll_until
+from tests.support.coordinator import coordinator_address
 
 TINY = Path(__file__).parent / "tiny_train.py"
 
@@ -92,8 +92,9 @@ def world(
     logs = folder / "logs"
     logs.mkdir(exist_ok=True)
     started = World()
-    coordinator = f"127.0.0.1:{_free_port()}"
-    try:
+    with ExitStack() as stack:
+        coordinator = stack.enter_context(coordinator_address())
+        stack.callback(started.kill)
         for index in range(count):
             own = _environment(folder, index, count, coordinator) | environment
             if attempt is not None:
@@ -106,8 +107,6 @@ def world(
             command = [sys.executable, str(program), *arguments]
             started.ranks.append(_start(command, own, logs / f"{number}-rank-{index}.log", agent))
         yield started
-    finally:
-        started.kill()
 
 
 def _start(command: Sequence[str], environment: dict[str, str], log: Path, agent: AgentSocket | None) -> Rank:
@@ -134,9 +133,3 @@ def _environment(folder: Path, index: int, count: int, coordinator: str) -> dict
             keys.ENV_POD_IP: "127.0.0.1",
         }
     return inherited | own
-
-
-def _free_port() -> int:
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        return int(probe.getsockname()[1])

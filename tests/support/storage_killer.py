@@ -16,10 +16,10 @@ import functools
 import json
 import os
 import signal
-import socket
 import subprocess
 import sys
 import threading
+import traceback
 from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
@@ -33,6 +33,7 @@ from holdfast.store import UNPINNED, Request, fs
 from holdfast.store.retention import Latest
 from holdfast.store.settings import WriterName
 from tests.support import storage_states as states
+from tests.support.coordinator import coordinator_address
 
 REPOSITORY = Path(__file__).resolve().parents[2]
 _WRITING_EVENTS = {"os.mkdir", "os.rename", "os.remove", "os.rmdir", "os.link", "os.symlink", "os.truncate"}
@@ -64,10 +65,11 @@ class Killer:
         assert self._server.stdout is not None
         log = root.parent / "operations.log"
         request = {"scenario": scenario, "root": str(root), "kind": kind, "only": only, "number": number}
-        request |= {"log": str(log), "ranks": 1 if victim is None else 2, "victim": victim or 0, "port": _free_port()}
-        self._server.stdin.write(json.dumps(request) + "\n")
-        self._server.stdin.flush()
-        status = int(self._server.stdout.readline())
+        request |= {"log": str(log), "ranks": 1 if victim is None else 2, "victim": victim or 0}
+        with coordinator_address() as coordinator:
+            self._server.stdin.write(json.dumps(request | {"coordinator": coordinator}) + "\n")
+            self._server.stdin.flush()
+            status = int(self._server.stdout.readline())
         if status not in {0, -signal.SIGKILL}:
             raise AssertionError(f"{scenario} ended with {status}")
         return status == -signal.SIGKILL, log.read_text().splitlines() if log.exists() else []
@@ -130,12 +132,6 @@ def _is_writing(args: tuple[Any, ...]) -> bool:
     return isinstance(flags, int) and bool(flags & (os.O_WRONLY | os.O_RDWR | os.O_CREAT))
 
 
-def _free_port() -> int:
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        return int(probe.getsockname()[1])
-
-
 def save_once(root: Path, shared: Coordination, writer: WriterName = "direct") -> None:
     """A new attempt claims the run, restores and saves step 2."""
     store = states.store_at(root, 2, shared=shared, settings=replace(states.QUICK, writer=writer))
@@ -163,7 +159,7 @@ def _child(request: dict[str, Any], rank: int) -> None:
     if request["ranks"] > 1:
         config: Any = jax.config
         config.update("jax_cpu_collectives_implementation", "gloo")
-        jax.distributed.initialize(f"127.0.0.1:{request['port']}", request["ranks"], rank)
+        jax.distributed.initialize(request["coordinator"], request["ranks"], rank)
     if rank == request["victim"]:
         trap = Trap(request)
         fs.set_fault_hook(trap.ours)
@@ -181,6 +177,8 @@ def _fork(request: dict[str, Any], rank: int) -> int:
         try:
             _child(request, rank)
             status = 0
+        except BaseException:
+            traceback.print_exc()  # os._exit would swallow it
         finally:
             sys.stderr.flush()
             os._exit(status)

@@ -6,7 +6,6 @@ import contextlib
 import importlib
 import os
 import pickle
-import socket
 import struct
 import subprocess
 import sys
@@ -16,6 +15,7 @@ from pathlib import Path
 from typing import IO, Any
 
 from holdfast.coordination import Coordination
+from tests.support.coordinator import coordinator_address
 
 REPOSITORY = Path(__file__).resolve().parents[2]
 
@@ -70,31 +70,29 @@ class World:
 @contextlib.contextmanager
 def world(processes: int = 2, *, devices: int = 2) -> Iterator[World]:
     """Start a world, end it whatever happens."""
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        port = probe.getsockname()[1]
     env = os.environ | {
         "XLA_FLAGS": f"--xla_force_host_platform_device_count={devices}",
         "JAX_PLATFORMS": "cpu",
         "PYTHONPATH": str(REPOSITORY),
     }
-    ranks = [
-        subprocess.Popen(
-            [sys.executable, "-m", "tests.support.storage_world", f"127.0.0.1:{port}", str(processes), str(rank)],
-            stdin=subprocess.PIPE,
-            stdout=subprocess.PIPE,
-            env=env,
-            cwd=REPOSITORY,
-        )
-        for rank in range(processes)
-    ]
-    try:
-        yield World(ranks)
-    finally:
-        for process in ranks:
-            process.kill()
-        for process in ranks:
-            process.communicate()
+    with coordinator_address() as coordinator:
+        ranks = [
+            subprocess.Popen(
+                [sys.executable, "-m", "tests.support.storage_world", coordinator, str(processes), str(rank)],
+                stdin=subprocess.PIPE,
+                stdout=subprocess.PIPE,
+                env=env,
+                cwd=REPOSITORY,
+            )
+            for rank in range(processes)
+        ]
+        try:
+            yield World(ranks)
+        finally:
+            for process in ranks:
+                process.kill()
+            for process in ranks:
+                process.communicate()
 
 
 def serve(address: str, processes: int, rank: int) -> None:
