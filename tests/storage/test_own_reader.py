@@ -337,7 +337,7 @@ def test_nothing_is_handed_out_of_what_does_not_have_its_digest(root: Path) -> N
 
 
 def test_a_read_that_fails_once_is_repeated(run: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    real, left = reads._fill, [errno.EIO, errno.ESTALE]
+    real, left = reads.fill, [errno.EIO, errno.ESTALE]
 
     def failing(fd: int, views: Any, offset: int, path: Path) -> None:
         real(fd, views, offset, path)
@@ -345,10 +345,10 @@ def test_a_read_that_fails_once_is_repeated(run: Path, monkeypatch: pytest.Monke
             number = left.pop()
             raise OSError(number, os.strerror(number), str(path))
 
-    monkeypatch.setattr(reads, "_fill", failing)
+    monkeypatch.setattr(reads, "fill", failing)
     assert bits(restored(run, 2, state_of(0), by_orbax=False)) == bits(state_of(4))
     assert not left
-    monkeypatch.setattr(reads, "_fill", lambda *_: (_ for _ in ()).throw(OSError(errno.EIO, "no answer", "there")))
+    monkeypatch.setattr(reads, "fill", lambda *_: (_ for _ in ()).throw(OSError(errno.EIO, "no answer", "there")))
     with pytest.raises(errors.StorageError, match="no answer"):
         store_at(run, 3).restore(UNPINNED, state_of(0))
 

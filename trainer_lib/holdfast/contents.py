@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -12,14 +11,11 @@ from typing import Any, Final
 from holdfast import errors
 from holdfast.catalog import TRANSIENT_SECONDS
 from holdfast.sealing import IO_THREADS, SEALED_ATTEMPT
-from holdfast.store import digests
+from holdfast.store import digests, orbax_records
 from holdfast.store.leaves import STRUCTURE_FILE, Leaf, LeafKind, from_bytes, name_of
 from holdfast_contract.keys import STATE_FOLDER
 from holdfast_contract.runfolder import Found
 
-TREE_FILE: Final = "_METADATA"
-"""Orbax writes it into the folder of every item that is a tree of arrays."""
-_ARRAY_METADATA: Final = "array_metadatas/process_*"
 _KEY_DTYPES: Final = {"threefry2x32": "key<fry>", "rbg": "key<rbg>", "unsafe_rbg": "key<urbg>"}
 _PYTHON_TYPES: Final = {"bool": "bool", "int64": "int", "float64": "float"}
 
@@ -51,14 +47,13 @@ class Contents:
 
         folder, files = self.found.folder, self.found.manifest.files
         plan = verifying.plan_state(folder, files, dict(wanted))
-        paths = frozenset() if plan is None else verifying.paths_of(plan)
         limits: Any = {"threads": IO_THREADS, "transient_seconds": TRANSIENT_SECONDS}
         try:
             with _told(folder):
                 if compared:
                     verifying.verify_and_read(folder, files, plan, **limits)
                 elif plan is not None:
-                    verifying.read_others(folder, [entry for entry in files if entry.path in paths], plan, **limits)
+                    verifying.read_others(folder, files, plan, **limits)
                 return None if plan is None else dict(plan.state())
         except NotUnderstoodError:
             return None
@@ -94,9 +89,11 @@ def contents_of(found: Found) -> Contents:
             read = from_bytes((found.folder / STRUCTURE_FILE).read_bytes())
         leaves = {name_of(leaf.path): leaf for leaf in read.leaves}
         return Contents(found, leaves, {name: (found.folder / STATE_FOLDER, name) for name in leaves})
-    items = sorted(path for path in found.folder.iterdir() if (path / TREE_FILE).is_file())
+    items = sorted(path for path in found.folder.iterdir() if (path / orbax_records.TREE_FILE).is_file())
     if not items:
-        raise ValueError(f"{found.folder}: found no item with {TREE_FILE}, allowed: one or more trees of arrays")
+        raise ValueError(
+            f"{found.folder}: found no item with {orbax_records.TREE_FILE}, allowed: one or more trees of arrays"
+        )
     leaves, places = {}, {}
     for item in items:
         for inner, leaf in _foreign_leaves(item):
@@ -119,7 +116,7 @@ def _told(folder: Path) -> Iterator[None]:
 def _foreign_leaves(item: Path) -> Iterator[tuple[str, Leaf]]:
     from holdfast.store import orbax_io
 
-    kinds = _recorded_kinds(item)
+    kinds = orbax_records.value_types(item)
     implementations = _key_implementations(item)
     for name, shape, dtype in orbax_io.stored_leaves(item):
         if name in implementations:
@@ -132,22 +129,8 @@ def _foreign_leaves(item: Path) -> Iterator[tuple[str, Leaf]]:
             yield name, Leaf(f".{name}", LeafKind.NUMPY, shape, dtype)
 
 
-def _recorded_kinds(item: Path) -> dict[str, str]:
-    """By name, what Orbax noted of the value: "jax.Array", "np.ndarray", "scalar" and more."""
-    tree = json.loads((item / TREE_FILE).read_bytes())["tree_metadata"]
-    return {
-        ".".join(str(part["key"]) for part in entry["key_metadata"]): str(entry["value_metadata"]["value_type"])
-        for entry in tree.values()
-    }
-
-
 def _key_implementations(item: Path) -> dict[str, str]:
     """By name, the implementation of random keys, whose data are stored."""
-    found = {}
-    for path in sorted(item.glob(_ARRAY_METADATA)):
-        for entry in json.loads(path.read_bytes())["array_metadatas"]:
-            metadata = entry["array_metadata"]
-            implementation = (metadata.get("ext_metadata") or {}).get("random_key_impl")
-            if implementation:
-                found[metadata["param_name"]] = implementation
-    return found
+    files = sorted((item / orbax_records.ARRAY_METADATA_FOLDER).glob("process_*"))
+    records = [record for file in files for record in orbax_records.array_records(file)]
+    return {record.name: record.key_impl for record in records if record.key_impl}

@@ -7,7 +7,6 @@ did to the bytes on their way.
 from __future__ import annotations
 
 import math
-import os
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from functools import partial
@@ -17,7 +16,7 @@ from typing import Any, Final
 import numpy as np
 import numpy.typing as npt
 
-from holdfast.store import digests, orbax_format
+from holdfast.store import digests, orbax_records, regular
 from holdfast.store.ocdbt.decode import Extent, NotUnderstoodError
 from holdfast.store.ocdbt.memory import aligned
 from holdfast.store.ocdbt.written import written_chunks
@@ -68,7 +67,7 @@ def compare_part(folder: Path, snapshot: Snapshot, files: Sequence[FileEntry], s
         SavedOtherwiseError: a leaf differs. OSError: storage does not answer.
     """
     for entry in files:
-        _forget(folder / entry.path)
+        regular.forget(folder / entry.path)
     differing: dict[int, _Leaf] = {}
     try:
         for block in _blocks(folder, snapshot, files, rank):
@@ -77,7 +76,7 @@ def compare_part(folder: Path, snapshot: Snapshot, files: Sequence[FileEntry], s
             found = block.read()
             if found.tobytes() != block.saved.tobytes():
                 leaf.add(block.saved, found)
-    except NotUnderstoodError as error:
+    except (NotUnderstoodError, EOFError) as error:
         raise SavedOtherwiseError(f"read back after the save: {error}") from None
     wrong = {number: leaf for number, leaf in differing.items() if leaf.wrong}
     if wrong:
@@ -87,15 +86,6 @@ def compare_part(folder: Path, snapshot: Snapshot, files: Sequence[FileEntry], s
         if (size, digest) != (entry.size, entry.digest):
             said = f"expected {entry.digest} over {entry.size} bytes, found {digest} over {size}"
             raise SavedOtherwiseError(f"{entry.path}: no array differs, but the file does: digest: {said}")
-
-
-def _forget(path: Path) -> None:
-    fd = digests.open_regular(path)
-    try:
-        if hasattr(os, "posix_fadvise"):
-            os.posix_fadvise(fd, 0, 0, os.POSIX_FADV_DONTNEED)
-    finally:
-        os.close(fd)
 
 
 @dataclass(frozen=True)
@@ -117,8 +107,8 @@ def _blocks(folder: Path, snapshot: Snapshot, files: Sequence[FileEntry], rank: 
 
 
 def _blocks_of_orbax(state: Path, snapshot: TreeCopy, rank: int) -> Iterator[_Block]:
-    part = state / orbax_format.part_folder(rank)
-    metadata = state / orbax_format.ARRAY_METADATA_FOLDER / f"process_{rank}"
+    part = state / orbax_records.part_folder(rank)
+    metadata = state / orbax_records.array_metadata_file(rank)
     for chunk in written_chunks(part, metadata, snapshot.state()):
         if isinstance(chunk.value, Extent):
             yield from _split(chunk.leaf, chunk.saved, part / chunk.value.path, chunk.value.offset)
@@ -137,12 +127,8 @@ def _split(leaf: int, array: npt.NDArray[Any], path: Path, offset: int) -> Itera
 def _read(path: Path, like: npt.NDArray[Any], offset: int) -> npt.NDArray[Any]:
     found = aligned(like.shape, like.dtype)
     view = memoryview(found.view(np.uint8)).cast("B")  # type: ignore[arg-type]
-    with open(digests.open_regular(path), "rb", buffering=0) as file:
-        while view:
-            count = os.preadv(file.fileno(), [view], offset)
-            if count == 0:
-                raise SavedOtherwiseError(f"{path}: ends at byte {offset}, read back after the save")
-            view, offset = view[count:], offset + count
+    with regular.opened(path) as fd:
+        regular.fill(fd, [view], offset, path)
     return found
 
 

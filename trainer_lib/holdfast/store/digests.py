@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import errno
 import os
 import re
 import stat
@@ -13,7 +12,7 @@ from typing import Final, TypeVar
 
 import xxhash
 
-from holdfast.store import fs
+from holdfast.store import fs, regular
 from holdfast_contract.manifest import FileEntry
 
 T = TypeVar("T")
@@ -55,10 +54,10 @@ def hash_file(path: Path) -> tuple[int, str]:
     """(bytes, xxh3-128 in hex) of a regular file, not through a link. Raises OSError."""
     hasher = xxhash.xxh3_128()
     size = 0
-    with os.fdopen(open_regular(path), "rb", buffering=0) as file:
+    with regular.opened(path) as fd:
         buffer = bytearray(_BLOCK_BYTES)
         view = memoryview(buffer)
-        while count := file.readinto(buffer):
+        while count := os.readv(fd, [buffer]):
             hasher.update(view[:count])
             size += count
     return size, hasher.hexdigest()
@@ -142,15 +141,6 @@ def _refuse_linked_folders(folder: Path, relative: str) -> None:
         path = path / part
         if path.is_symlink():
             raise DamagedFileError(f"{relative}: {path.name} is a symbolic link; expected a folder")
-
-
-def open_regular(path: Path) -> int:
-    """A descriptor for reading; not through a link. Raises OSError."""
-    fd = os.open(path, os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC)
-    if not stat.S_ISREG(os.fstat(fd).st_mode):
-        os.close(fd)
-        raise OSError(errno.EINVAL, "not a regular file", str(path))
-    return fd
 
 
 def mapped(function: Callable[[T], R], items: Sequence[T], *, threads: int) -> list[R]:

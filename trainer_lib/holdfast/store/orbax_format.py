@@ -17,19 +17,8 @@ from holdfast.store.layout import Chunk, Layout, StoredLeaf, key_name
 from holdfast.store.ocdbt.encode import Entry
 from holdfast.store.structure import PyTree
 
-TREE_FILE: Final = "_METADATA"
-SHARDING_FILE: Final = "_sharding"
-ARRAY_METADATA_FOLDER: Final = "array_metadatas"
-"""Made beforehand by rank 0: with Orbax's writer other ranks would poll for it every 250 ms."""
-INDEX_FILE: Final = "manifest.ocdbt"
-NODES_FOLDER: Final = "d"
 _SEQUENCE, _DICT = 1, 2  # Orbax's KeyType
 _EMPTY_TYPES: Final = ((list, "List"), (dict, "Dict"))
-
-
-def part_folder(process: int) -> str:
-    """Where a process's data lies below the checkpoint."""
-    return f"ocdbt.process_{process}"
 
 
 def tree_metadata(state: PyTree, layout: Layout) -> bytes:

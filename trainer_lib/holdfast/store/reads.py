@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import bisect
-import os
 import threading
 from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
@@ -13,12 +12,10 @@ from typing import Final
 
 import xxhash
 
-from holdfast.store import digests
+from holdfast.store.regular import fill, opened
 
 _BLOCK_BYTES: Final = 1024 * 1024
 """Small enough to be still in the processor's cache when it is hashed."""
-_MOST_BUFFERS: Final = 1000
-"""Linux takes 1,024 in one call."""
 
 
 @dataclass(frozen=True)
@@ -62,16 +59,13 @@ class _Pass:
         self._missing = [piece.length for piece in pieces]
 
     def run(self, threads: int) -> str:
-        fd = digests.open_regular(self._path)
-        try:
+        with opened(self._path) as fd:
             if threads < 2:
                 self._work(fd)
             else:
                 with ThreadPoolExecutor(threads, thread_name_prefix="holdfast-read") as pool:
                     for done in [pool.submit(self._work, fd) for _ in range(threads)]:
                         done.result()
-        finally:
-            os.close(fd)
         return self._hasher.hexdigest() if self._whole else ""
 
     def _work(self, fd: int) -> None:
@@ -84,7 +78,7 @@ class _Pass:
                     return
                 number, (start, stop) = block
                 parts = self._parts(start, stop, scratch)
-                _fill(fd, [view for _, view in parts], start, self._path)
+                fill(fd, [view for _, view in parts], start, self._path)
                 if self._whole:
                     self._hash(number, [view for _, view in parts])
                 self._finish(parts)
@@ -148,17 +142,3 @@ def _blocks(ranges: list[tuple[int, int]]) -> Iterator[tuple[int, int]]:
     for start, stop in ranges:
         for at in range(start, stop, _BLOCK_BYTES):
             yield at, min(at + _BLOCK_BYTES, stop)
-
-
-def _fill(fd: int, views: list[memoryview], offset: int, path: Path) -> None:
-    first = 0
-    while first < len(views):
-        count = os.preadv(fd, views[first : first + _MOST_BUFFERS], offset)
-        if count == 0:
-            raise EOFError(f"{path}: ends at byte {offset}")
-        offset += count
-        while first < len(views) and count >= len(views[first]):
-            count -= len(views[first])
-            first += 1
-        if count:
-            views[first] = views[first][count:]

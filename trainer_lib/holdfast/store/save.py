@@ -21,7 +21,7 @@ from pathlib import Path
 
 from holdfast import errors
 from holdfast.coordination import Coordination
-from holdfast.store import fs, manifests, orbax_format, space, votes
+from holdfast.store import fs, manifests, orbax_records, space, votes
 from holdfast.store.claim import Claim
 from holdfast.store.handle import SaveHandle, logger
 from holdfast.store.settings import StoreSettings
@@ -161,7 +161,7 @@ class SaveJob:
         fs.make_folder(self.folder)
         self._opened = True
         fs.write_file(self.folder / PARTIAL_FILE, codec.encode(self.context.claim.owner))
-        for name in (STATE_FOLDER, f"{STATE_FOLDER}/{orbax_format.ARRAY_METADATA_FOLDER}", DATA_FOLDER):
+        for name in (STATE_FOLDER, f"{STATE_FOLDER}/{orbax_records.ARRAY_METADATA_FOLDER}", DATA_FOLDER):
             fs.make_folder(self.folder / name)
         fs.sync_folder(self.folder.parent)
         return ""

@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import Final
 
 from holdfast.store import checking, digests, fs
-from holdfast.store.orbax_format import part_folder
+from holdfast.store.orbax_records import part_folder
 from holdfast.store.settings import StoreSettings
 from holdfast.store.snapshot import Snapshot
 from holdfast.store.structure import Structure

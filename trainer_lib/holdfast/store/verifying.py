@@ -3,12 +3,11 @@
 from __future__ import annotations
 
 import logging
-import os
 from collections.abc import Container, Mapping, Sequence
 from pathlib import Path
 from typing import Final
 
-from holdfast.store import digests, fs, reads
+from holdfast.store import digests, fs, reads, regular
 from holdfast.store.ocdbt import reader
 from holdfast.store.structure import PyTree
 from holdfast_contract.keys import STATE_FOLDER
@@ -33,8 +32,7 @@ def plan_state(
         end = sizes[name] if length is None else offset + length
         if end > sizes[name]:
             raise reader.NotUnderstoodError(f"{path}: found {sizes[name]} bytes, allowed: {end} or more")
-        with os.fdopen(digests.open_regular(folder / name), "rb", buffering=0) as file:
-            return os.pread(file.fileno(), end - offset, offset)
+        return regular.read_range(folder / name, offset, end - offset)
 
     try:
         made = reader.plan(read, abstract, without=without)
@@ -79,11 +77,6 @@ def read_others(
     wanted = _wanted(plan)
     chosen = [entry for entry in others if entry.path in wanted]
     _read_files(folder, chosen, wanted, threads=threads, transient_seconds=transient_seconds, whole=False)
-
-
-def paths_of(plan: reader.Plan) -> frozenset[str]:
-    """The files that the plan needs, by path below the step's folder."""
-    return frozenset(_wanted(plan))
 
 
 def _wanted(plan: reader.Plan | None) -> dict[str, list[reads.Piece]]:

@@ -9,9 +9,9 @@ from typing import Protocol
 
 import xxhash
 
-from holdfast.store import fs, orbax_format
+from holdfast.store import fs, orbax_records
 from holdfast.store.ocdbt import direct_io
-from holdfast.store.orbax_format import ARRAY_METADATA_FOLDER, INDEX_FILE, NODES_FOLDER, SHARDING_FILE, TREE_FILE
+from holdfast.store.orbax_records import INDEX_FILE, NODES_FOLDER, SHARDING_FILE, TREE_FILE
 from holdfast.store.prepare import Prepared
 from holdfast.store.snapshot import Image, Snapshot, TreeCopy
 from holdfast_contract.manifest import FileEntry
@@ -81,7 +81,7 @@ class DirectWriter:
 
     def write_part(self, folder: Path) -> tuple[FileEntry, ...]:
         """See Writer."""
-        fs.write_file(folder / ARRAY_METADATA_FOLDER / f"process_{self.process}", self.prepared.array_metadata)
+        fs.write_file(folder / orbax_records.array_metadata_file(self.process), self.prepared.array_metadata)
         nbytes = self.snapshot.layout.file_bytes
         if not nbytes:
             return ()
@@ -104,7 +104,7 @@ class DirectWriter:
         fs.write_file(folder / TREE_FILE, self.prepared.tree_metadata)
 
     def _data_path(self, process: int) -> str:
-        return f"{orbax_format.part_folder(process)}/d/{_hexadecimal(f'{self.identity} {process}')}"
+        return f"{orbax_records.part_folder(process)}/{NODES_FOLDER}/{_hexadecimal(f'{self.identity} {process}')}"
 
 
 def _hexadecimal(text: str) -> str:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import math
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
@@ -13,7 +12,7 @@ import jax
 import numpy as np
 import numpy.typing as npt
 
-from holdfast.store import digests
+from holdfast.store import orbax_records, regular
 from holdfast.store.layout import data_of
 from holdfast.store.ocdbt.arrays import Box, stored_array
 from holdfast.store.ocdbt.decode import NotUnderstoodError, Value
@@ -41,16 +40,11 @@ def written_chunks(part: Path, array_metadata: Path, state: PyTree) -> Iterator[
         state: what it was given.
 
     Raises:
-        NotUnderstoodError: the index or a chunk in it is not one of this state. OSError.
+        NotUnderstoodError: the index or a chunk in it is not one of this state. OSError, EOFError.
     """
-
-    def read(path: str, offset: int, length: int | None) -> bytes:
-        with open(digests.open_regular(part / path), "rb", buffering=0) as file:
-            file.seek(offset)
-            return file.read(-1 if length is None else length)
-
-    index = read_index(read)
-    told, chunks = _chunk_shapes(array_metadata), _by_array(index)
+    index = read_index(lambda path, offset, length: regular.read_range(part / path, offset, length))
+    told = {record.name: record.chunk_shape for record in orbax_records.array_records(array_metadata)}
+    chunks = _by_array(index)
     for number, (path, leaf) in enumerate(jax.tree_util.tree_flatten_with_path(state)[0]):
         name = jax.tree_util.keystr(path, simple=True, separator=".")
         local, written = dict(_local_arrays(leaf)), 0
@@ -66,11 +60,6 @@ def written_chunks(part: Path, array_metadata: Path, state: PyTree) -> Iterator[
         expected = sum(array.size for array in local.values())
         if jax.process_count() == 1 and written != expected:  # of several, each writes what it is given to write
             raise NotUnderstoodError(f"{name}: found {written} numbers, allowed: {expected}")
-
-
-def _chunk_shapes(path: Path) -> Mapping[str, tuple[int, ...]]:
-    entries = [entry["array_metadata"] for entry in json.loads(path.read_bytes())["array_metadatas"]]
-    return {entry["param_name"]: tuple(entry["chunk_shape"]) for entry in entries}
 
 
 def _by_array(index: Mapping[str, Value]) -> dict[str, dict[tuple[int, ...], Value]]:
