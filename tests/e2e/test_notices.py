@@ -91,7 +91,7 @@ def test_ranks_agree_though_one_agent_is_cut_off_and_a_withdrawn_notice_moves_no
 def test_a_notice_too_short_to_save_says_so_and_moves_all_the_same(world: World, make_job: JobMaker) -> None:
     """A step takes longer than the notice leaves, and no save can be agreed on in the middle of a step."""
     job = make_job(Script.tiny(steps=100_000, step_seconds=1.5), spec={"preemption": MATCHERS}, every_steps=3).apply()
-    status = job.until(lambda s: s.checkpoint("newest") >= (1, 3) and s.step % 3, "a checkpoint, and a step beyond it")
+    status = job.until(lambda s: s.step % 3 == 1 and 0 < s.checkpoint("newest")[1] < s.step, "a step beyond one saved")
     before = job.pods()
     node = before[1]["spec"]["nodeName"]
     world.annotate(node, "example.com/hasty=yes")
