@@ -3,8 +3,8 @@
 PYTHON ?= python3
 VENV   := .venv
 PY     := $(VENV)/bin/python
-# Most tests wait more than they compute; two at a time take half as long even on two cores.
-TEST_PROCESSES := -n 2 --dist loadscope --no-loadscope-reorder
+# Many tests wait more than they compute: two at a time leave a seventh of two cores idle, three next to nothing.
+TEST_PROCESSES := -n 3 --dist loadscope --no-loadscope-reorder
 export UV_PYTHON_DOWNLOADS := never
 # Every test, pod and tool is a process of its own; compiling once spares each of them seconds.
 export UV_COMPILE_BYTECODE := 1

@@ -8,6 +8,8 @@ from typing import TYPE_CHECKING
 import pytest
 from hypothesis import settings
 
+from tests.support import compiled
+
 if TYPE_CHECKING:
     from xdist.scheduler import LoadScopeScheduling
 
@@ -36,6 +38,11 @@ OF_THEIR_OWN = ("tests/e2e/test_whole_loop",)
 def on_cluster(nodeid: str) -> bool:
     """Whether the process that has the run's cluster runs this test."""
     return nodeid.startswith(ON_CLUSTER) and not nodeid.startswith(OF_THEIR_OWN)
+
+
+def pytest_configure(config: pytest.Config) -> None:
+    """The processes of one run share what they compile for trainings."""
+    compiled.share(config)
 
 
 @pytest.hookimpl(tryfirst=True)

@@ -15,6 +15,7 @@ from kubernetes import client
 
 from holdfast_contract import keys
 from holdfast_contract.runfolder import RunFolder
+from tests.support import compiled
 from tests.support import e2e_processes as processes
 from tests.support.e2e_world import POLL_SECONDS, REPOSITORY, REQUEST_SECONDS, World, until
 
@@ -22,6 +23,7 @@ START_SECONDS: Final = 60.0
 CHANGE_SECONDS: Final = 40.0
 WORKSPACE: Final = "/workspace"
 CHECKPOINTS: Final = "/checkpoints"
+COMPILED: Final = "/compiled"
 TINY: Final = ("python", f"{WORKSPACE}/tests/support/tiny_train.py")
 GRACE_SECONDS: Final = 10
 
@@ -79,14 +81,18 @@ class Job:
         return {"apiVersion": keys.API_VERSION, "kind": keys.KIND, "metadata": metadata, "spec": spec}
 
     def _pod_spec(self) -> Object:
-        folders = {"workspace": (REPOSITORY, WORKSPACE), "checkpoints": (self.storage, CHECKPOINTS)}
+        folders = {
+            "workspace": (REPOSITORY, WORKSPACE),
+            "checkpoints": (self.storage, CHECKPOINTS),
+            "compiled": (compiled.folder(), COMPILED),
+        }
         mounts: list[Object] = [{"name": n, "mountPath": mount} for n, (_, mount) in folders.items()]
         mounts[1]["readOnly"] = self.read_only
         trainer = {
             "name": keys.TRAINER_CONTAINER,
             "image": "holdfast/trainer:e2e",
             "command": list(self.script.command),
-            "env": [{"name": n, "value": v} for n, v in ENVIRONMENT.items()],
+            "env": [{"name": n, "value": v} for n, v in (ENVIRONMENT | IN_PODS).items()],
             "volumeMounts": mounts,
         }
         volumes = [{"name": n, "hostPath": {"path": str(p), "type": "Directory"}} for n, (p, _) in folders.items()]
@@ -295,3 +301,4 @@ class Status:
 
 ENVIRONMENT: Final = {"JAX_PLATFORMS": "cpu", "JAX_NUM_CPU_DEVICES": "1", "PYTHONUNBUFFERED": "1"}
 """Of every trainer here and of the undisturbed run that it is compared with."""
+IN_PODS: Final = {"JAX_COMPILATION_CACHE_DIR": COMPILED}

@@ -14,6 +14,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 from holdfast_contract import keys
+from tests.support import compiled
 from tests.support.agent_socket import AgentSocket, poll_until
 from tests.support.coordinator import coordinator_address
 
@@ -85,9 +86,14 @@ def world(
     attempt: int | None = None,
     agents: bool = False,
     program: Path = TINY,
+    share_compiled: bool = True,
     **environment: str,
 ) -> Iterator[World]:
-    """Run the tiny training program, or another, in ``count`` processes with checkpoints in ``folder``."""
+    """Run the tiny training program, or another, in ``count`` processes with checkpoints in ``folder``.
+
+    Unless they ``share_compiled`` programs with the other trainings of the test run, each rank keeps its own in
+    ``folder/compiled-<rank>``.
+    """
     folder.mkdir(parents=True, exist_ok=True)
     logs = folder / "logs"
     logs.mkdir(exist_ok=True)
@@ -97,6 +103,8 @@ def world(
         stack.callback(started.kill)
         for index in range(count):
             own = _environment(folder, index, count, coordinator) | environment
+            if share_compiled:
+                own.setdefault("JAX_COMPILATION_CACHE_DIR", str(compiled.folder()))
             if attempt is not None:
                 own[keys.ENV_ATTEMPT] = str(attempt)
             number = len(list(logs.iterdir()))

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from pathlib import Path
 
+import pytest
+
 from holdfast_contract.runfolder import RunFolder
 from tests.support.ranks import world
 
@@ -46,16 +48,17 @@ def test_a_save_goes_on_while_the_main_thread_runs_collectives(tmp_path: Path) -
     assert [ref.step for ref in RunFolder(tmp_path / "run").candidates()] == [3, 2]
 
 
-def test_a_compilation_cache_of_the_users_is_used_by_all_ranks_instead_of_each_ones_own(tmp_path: Path) -> None:
-    shared = tmp_path / "shared"
+@pytest.mark.parametrize("folders", [["compiled-0", "compiled-1"], ["shared"]], ids=["each its own", "the user's"])
+def test_a_rank_that_comes_back_finds_its_compiled_programs(tmp_path: Path, folders: list[str]) -> None:
+    of_the_user = {"JAX_COMPILATION_CACHE_DIR": str(tmp_path / "shared")} if folders == ["shared"] else {}
 
-    def programs_after_training(steps: int) -> list[str]:
+    def programs_after_training(steps: int) -> list[Path]:
         """Of the steps; smaller programs are written or not, as it took time to compile them."""
-        with world(tmp_path / "c", "--steps", str(steps), JAX_COMPILATION_CACHE_DIR=str(shared)) as ranks:
+        with world(tmp_path, "--steps", str(steps), share_compiled=False, **of_the_user) as ranks:
             assert ranks.codes() == [0, 0], ranks[0].output[-3000:]
-        return sorted(path.name for path in shared.glob("jit_train_step-*-cache"))
+        return sorted(tmp_path.glob("*/jit_train_step-*-cache"))
 
     first = programs_after_training(2)
     assert len(first) == 2, "on CPU every rank has keys of its own, and writes them"
+    assert sorted({path.parent.name for path in first}) == folders
     assert programs_after_training(4) == first, "a rank had to compile again"
-    assert not list((tmp_path / "c").glob("compiled-*"))

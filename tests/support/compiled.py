@@ -1,0 +1,28 @@
+"""One compilation cache for all trainings of a test run: most of them are the same few small programs."""
+
+from __future__ import annotations
+
+import os
+import shutil
+import tempfile
+from pathlib import Path
+from typing import Final
+
+import pytest
+
+_VARIABLE: Final = "TESTS_COMPILED"
+"""Tells the processes of a test run where it is; set by the first of them."""
+
+
+def folder() -> Path:
+    """Of this test run."""
+    return Path(os.environ[_VARIABLE])
+
+
+def share(config: pytest.Config) -> None:
+    """Make the folder, for as long as the test run lasts, unless another process of it has."""
+    if _VARIABLE not in os.environ:
+        made = tempfile.mkdtemp(prefix="holdfast-compiled-")
+        os.chmod(made, 0o777)  # pods may be other users'
+        os.environ[_VARIABLE] = made
+        config.add_cleanup(lambda: shutil.rmtree(made, ignore_errors=True))
