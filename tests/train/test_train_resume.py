@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from pathlib import Path
 
 import pytest
@@ -62,3 +63,21 @@ def test_a_rank_that_comes_back_finds_its_compiled_programs(tmp_path: Path, fold
     assert len(first) == 2, "on CPU every rank has keys of its own, and writes them"
     assert sorted({path.parent.name for path in first}) == folders
     assert programs_after_training(4) == first, "a rank had to compile again"
+
+
+def test_half_a_compiled_program_is_told_and_replaced(tmp_path: Path) -> None:
+    """As a kill or a full disk leaves it where programs are written in place."""
+
+    def trained(steps: int) -> str:
+        with world(tmp_path, "--steps", str(steps), count=1, share_compiled=False) as ranks:
+            assert ranks.codes() == [0], ranks[0].output[-3000:]
+            return ranks[0].output
+
+    trained(2)
+    (entry,) = tmp_path.glob("compiled-0/jit_train_step-*-cache")
+    whole = entry.stat().st_size
+    os.truncate(entry, whole // 2)
+    assert "Error reading persistent compilation cache entry" in trained(4)
+    assert entry.stat().st_size > 0.9 * whole
+    assert "Error reading" not in trained(6)
+    assert not [path for path in entry.parent.iterdir() if not path.name.endswith("-cache")]

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import contextlib
 import logging
 from collections.abc import Iterable, Sequence
+from pathlib import Path
 from typing import Any, Protocol, cast
 
 from holdfast.installed import require_checked
@@ -50,7 +52,8 @@ def write_own_compile_cache(minimum_seconds: float, *, shared: bool) -> None:
 
     JAX assumes one folder ``shared`` by all. Ours are one per rank, and on CPU ranks do not even share keys, so every
     rank but the first would compile everything again after each restart. Programs that take less than
-    ``minimum_seconds`` to compile are left out.
+    ``minimum_seconds`` to compile are left out. Entries are written whole or not at all: JAX writes in place and never
+    over what is there, so after a kill or a full disk every later process would find half an entry and compile again.
     """
     require_checked("jax")
     from jax._src import compilation_cache, compiler
@@ -67,6 +70,7 @@ def write_own_compile_cache(minimum_seconds: float, *, shared: bool) -> None:
         if host_callbacks or compile_time_secs < minimum_seconds or of_another:
             return
         try:
+            _write_entries_whole(compilation_cache._get_cache(cast("Any", backend)))  # noqa: SLF001
             compilation_cache.put_executable_and_time(
                 cache_key, module_name, cast("Any", executable), cast("Any", backend), int(compile_time_secs)
             )
@@ -74,3 +78,23 @@ def write_own_compile_cache(minimum_seconds: float, *, shared: bool) -> None:
             log.warning("the compiled program %s was not cached: %r", module_name, error)
 
     compiler._cache_write = write  # noqa: SLF001  the version was checked
+
+
+def _write_entries_whole(cache: Any) -> None:
+    """Of a cache that is a folder without a limit on its size; JAX locks one that has a limit."""
+    from jax._src import lru_cache
+
+    from holdfast.store import fs
+
+    if not isinstance(cache, lru_cache.LRUCache) or cache.eviction_enabled or "://" in str(cache.path):
+        return
+    folder = Path(str(cache.path))
+
+    def put(key: str, value: bytes) -> None:
+        """What was compiled was not there or could not be read."""
+        entry = folder / f"{key}{lru_cache._CACHE_SUFFIX}"  # noqa: SLF001
+        fs.remove_file(entry)
+        with contextlib.suppress(FileExistsError):  # another process was quicker
+            fs.publish_new_file(entry, value)
+
+    cache.put = put  # type: ignore[method-assign]
