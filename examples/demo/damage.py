@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import shutil
 import subprocess
 import sys
 from dataclasses import dataclass
@@ -66,9 +67,14 @@ class PlainLoad:
         return not self.raised and self.digest_damaged != self.digest_repaired
 
 
-def load_with_plain_orbax(run_folder: Path, flip: Flip) -> PlainLoad:
-    """The control arm: the same damaged folder, read by Orbax alone; then with the bit flipped back."""
+def keep_aside(run_folder: Path, flip: Flip, folder: Path) -> Path:
+    """A copy of the damaged step's folder, below ``folder``: plain Orbax takes its time, training goes on and deletes."""
     step = RunFolder(run_folder).step_folder(flip.ref.attempt, flip.ref.step)
+    return Path(shutil.copytree(step, folder / "damaged"))
+
+
+def load_with_plain_orbax(step: Path, flip: Flip) -> PlainLoad:
+    """The control arm: the same damaged folder, read by Orbax alone; then with the bit flipped back."""
     raised, damaged = _orbax_digest(step)
     _flip(step / flip.file, flip)
     error, repaired = _orbax_digest(step)

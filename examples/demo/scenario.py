@@ -218,14 +218,18 @@ def _stages(stage: Stage, facts: dict[str, Any]) -> None:
     figure("crash → both workers train, seen in status", facts["training_at"] - start)
 
 
-def corruption(stage: Stage) -> None:
-    """One bit of tensor data rots in the newest checkpoint, then a restart is forced."""
+def corruption(stage: Stage) -> Callable[[], None]:
+    """One bit of tensor data rots in the newest checkpoint, then a restart is forced.
+
+    Returns the control arm, for later: training does not wait for plain Orbax, and might end before the next act.
+    """
     stage.train_on()
     stage.say("one bit of the newest checkpoint flips, then a trainer dies")
     run_folder = stage.training.run_folder
     with new_attempt(stage) as facts:
         processes.stop_trainers(stage.uid)  # no newer checkpoint may appear between the flip and the crash
         flip = damage.flip_newest(run_folder)
+        damaged = damage.keep_aside(run_folder, flip, stage.training.output)
         stage.record.mark(
             "checkpoints", Kind.FAULT, f"flipped {flip} of attempt {flip.ref.attempt} step {flip.ref.step}"
         )
@@ -242,10 +246,14 @@ def corruption(stage: Stage) -> None:
                         mine[0]["reason"] if mine else "no rejection")  # fmt: skip
     older = (restored["attempt"], restored["step"]) < (flip.ref.attempt, flip.ref.step)
     stage.outcome.claim("the one before it was used", older, f"attempt {restored['attempt']} step {restored['step']}")
-    plain = damage.load_with_plain_orbax(run_folder, flip)
-    stage.outcome.claim("control: plain Orbax loads the damaged one without a word", plain.silent,
-                        plain.raised or f"loaded {plain.digest_damaged[:12]}, true bytes {plain.digest_repaired[:12]}")  # fmt: skip
     _lost(stage, "crash with a damaged checkpoint", facts)
+
+    def control() -> None:
+        plain = damage.load_with_plain_orbax(damaged, flip)
+        stage.outcome.claim("control: plain Orbax loads the damaged one without a word", plain.silent,
+                            plain.raised or f"loaded {plain.digest_damaged[:12]}, true bytes {plain.digest_repaired[:12]}")  # fmt: skip
+
+    return control
 
 
 def operator_kills(stage: Stage) -> None:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Iterable, Mapping
-from datetime import datetime, timedelta
+from datetime import datetime
 from typing import Any, Final
 
 from pydantic import ValidationError
@@ -30,8 +30,6 @@ from holdfast_operator.gateway.errors import Forbidden, KubeError
 from holdfast_operator.gateway.kube import Kube
 from holdfast_operator.ports import Clock, Manifest
 
-CREATION_ROUNDING: Final = timedelta(seconds=1)
-"""The API server cuts creationTimestamp to the second; the middle of that second is off by half of it at most."""
 FEW_NODES: Final = 16
 """Up to so many nodes are read one by one; above that one list is cheaper."""
 NO_TIME: Final = "0001-01-01T00:00:00Z"
@@ -56,7 +54,7 @@ def parse_job(raw: Mapping[str, Any]) -> JobFact:
         name=meta.name,
         uid=meta.uid,
         generation=meta.generation,
-        created_at=meta.creation_timestamp + CREATION_ROUNDING / 2,
+        created_at=meta.creation_timestamp,
         spec=job.spec,
         status=job.status,
         deleted_at=meta.deletion_timestamp,

@@ -81,7 +81,7 @@ class World:
     """Everything outside the operator's head."""
 
     spec: TrainingJobSpec = field(default_factory=spec)
-    now: datetime = START + timedelta(seconds=1)
+    now: datetime = START
     status: TrainingJobStatus = field(default_factory=TrainingJobStatus)
     pods: dict[str, PodFact] = field(default_factory=dict)
     agents: dict[str, Agent] = field(default_factory=dict)

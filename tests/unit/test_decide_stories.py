@@ -673,6 +673,21 @@ def test_account_of_a_finished_job_ends_with_it() -> None:
     assert sum(world.status.goodput.buckets.values()) == pytest.approx(seconds, abs=1e-6)
 
 
+@pytest.mark.parametrize(
+    ("first_look", "begun"), [(0.02, 0.02), (0.99, 0.99), (1.2, 1.0), (1.6, 0.5), (100.0, 0.5), (-3.0, -3.0)]
+)
+def test_the_account_begins_when_the_job_was_created_as_well_as_can_be_known(first_look: float, begun: float) -> None:
+    """The API server says only the second; a clock may be behind its own; an operator may have been away."""
+    world = World(now=START + timedelta(seconds=first_look))
+    world.settle(world.training)
+    world.run(40)
+    until = world.status.goodput.accounted_until
+    assert until is not None
+    seconds = (until - START).total_seconds() - begun
+    assert seconds > 1
+    assert sum(world.status.goodput.buckets.values()) == pytest.approx(seconds, abs=1e-6)
+
+
 def test_far_notice_saves_now_and_moves_later() -> None:
     world = trained()
     node = world.node_of(1)

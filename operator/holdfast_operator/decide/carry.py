@@ -48,7 +48,7 @@ def _status(view: View, learned: TrainingJobStatus) -> tuple[TrainingJobStatus, 
     fresh = conditions.derive(view, learned)
     known = stored.progress.observed_at if stored.progress is not None else None
     due = known is None or (view.now - known).total_seconds() >= PROGRESS_SECONDS
-    accounted = stored.goodput.accounted_until or view.job.created_at
+    accounted = stored.goodput.accounted_until or goodput.begun(view)
     overdue = view.workers and (view.now - accounted).total_seconds() >= RESYNC_SECONDS
     stepped = _progress(fresh) != _progress(stored)
     busy = bool(fresh.workers.training) and overdue

@@ -12,7 +12,7 @@ from holdfast_contract.sync import Report
 
 @dataclass(frozen=True)
 class JobFact:
-    """The job object. ``created_at`` and ``deleted_at`` are the API server's instants."""
+    """The job object. ``created_at`` and ``deleted_at`` are the API server's instants, cut to the second."""
 
     namespace: str
     name: str

@@ -18,8 +18,23 @@ from holdfast_operator.decide.members import View
 NAMES: Final = frozenset(b.value for b in Bucket)
 LONGEST_SECONDS: Final = 1e9
 """More than thirty years in one bucket is not believed."""
+SECOND: Final = timedelta(seconds=1)
+PROMPT: Final = timedelta(seconds=0.5)
+"""A first look no later than this after the second of creation is taken for one that a watch caused."""
 STALE_SECONDS: Final = 60.0
 """How long a silent agent of worker 0 may hold up the account before the job's state decides."""
+
+
+def begun(view: View) -> datetime:
+    """When the job was created, from which on its time is accounted.
+
+    The API server says the second; the operator's first look comes later by what a watch takes, and says the rest. If it
+    came much later, the operator was away, and the middle of that second is off by half of it at most.
+    """
+    cut, first_look = view.job.created_at, view.status.start_time or view.now
+    if first_look < cut + SECOND + PROMPT:
+        return min(first_look, cut + SECOND)
+    return cut + SECOND / 2
 
 
 def milliseconds(status: TrainingJobStatus) -> dict[str, int]:
@@ -35,7 +50,7 @@ def account(view: View, status: TrainingJobStatus) -> TrainingJobStatus:
     stored = view.job.status
     if conditions.finished(stored):
         return status
-    since = stored.goodput.accounted_until or view.job.created_at
+    since = stored.goodput.accounted_until or begun(view.under(status))
     ending = conditions.finished(status) or conditions.holds(status, Condition.SUSPENDED)
     until = view.now if ending else _until(view, stored, since)
     delta = round((until - since) / timedelta(milliseconds=1))

@@ -162,7 +162,7 @@ def active_seconds(view: View) -> float:
     until = view.status.goodput.accounted_until
     if conditions.holds(view.status, Condition.SUSPENDED) and until is not None:
         suspended += (view.now - until).total_seconds()
-    return (view.now - view.job.created_at).total_seconds() - suspended
+    return (view.now - goodput.begun(view)).total_seconds() - suspended
 
 
 # ---- suspension
