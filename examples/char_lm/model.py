@@ -68,12 +68,22 @@ def init_state(shape: Shape, optimizer: optax.GradientTransformation, seed: int)
 
 
 def train_step(
-    state: State, batch: jax.Array, *, shape: Shape, optimizer: optax.GradientTransformation
+    state: State,
+    batch: jax.Array,
+    *,
+    shape: Shape,
+    optimizer: optax.GradientTransformation,
+    whole: jax.sharding.Sharding,
 ) -> tuple[State, jax.Array]:
-    """One step on ``batch``, int32 of (batch, context + 1). Returns the next state and the mean loss in nats."""
+    """One step on ``batch``, int32 of (batch, context + 1). Returns the next state and the mean loss in nats.
+
+    Every device computes its part of the batch with ``whole`` parameters, gathered for the step: fully sharded data
+    parallelism. Left to itself, the compiler would follow the parameters and gather activations in every layer.
+    """
     key, dropout_key = jax.random.split(state["key"])
 
     def loss_of(params: Params) -> jax.Array:
+        params = jax.lax.with_sharding_constraint(params, whole)  # type: ignore[no-untyped-call]
         scores = logits(params, batch[:, :-1], dropout_key, shape)
         loss: jax.Array = optax.softmax_cross_entropy_with_integer_labels(scores, batch[:, 1:]).mean()
         return loss

@@ -37,11 +37,11 @@ def main() -> None:
     with holdfast.session(args.path, every=args.every) as run:
         mesh = jax.make_mesh((jax.device_count(),), ("all",), axis_types=(AxisType.Auto,))
         build = functools.partial(init_state, shape, optimizer, args.seed)
-        shardings = spread_over(mesh, jax.eval_shape(build))
+        shardings, whole = spread_over(mesh, jax.eval_shape(build)), NamedSharding(mesh, P())
         step_fn = jax.jit(
-            functools.partial(train_step, shape=shape, optimizer=optimizer),
+            functools.partial(train_step, shape=shape, optimizer=optimizer, whole=whole),
             donate_argnums=0,
-            out_shardings=(shardings, NamedSharding(mesh, P())),
+            out_shardings=(shardings, whole),
         )
         data = Batches(
             read_corpus(),

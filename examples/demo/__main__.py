@@ -31,7 +31,7 @@ from examples.demo.watch import JobWatch
 
 REPOSITORY: Final = Path(__file__).resolve().parents[2]
 GOODPUT_TOLERANCE: Final = 0.005
-PAUSE_SECONDS: Final = 0.04
+PAUSE_SECONDS: Final = 0.05
 """After each step of the run that faults happen to, so that it lasts until the last of them on a fast machine, too."""
 
 

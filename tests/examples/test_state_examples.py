@@ -15,6 +15,7 @@ import pytest
 
 import holdfast
 from holdfast_contract import keys
+from tests.support import compiled
 from tests.support.coordinator import coordinator_address
 
 EXAMPLES = Path(__file__).resolve().parents[2] / "examples"
@@ -39,7 +40,7 @@ def run(name: str, *arguments: object, world: int = 1) -> list[str]:
 
 
 def _start(command: list[str], place: dict[str, str]) -> subprocess.Popen[str]:
-    environment = {**os.environ, "JAX_PLATFORMS": "cpu", **place}
+    environment = {**os.environ, **compiled.environment(), "JAX_PLATFORMS": "cpu", **place}
     return subprocess.Popen(command, env=environment, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
 
 

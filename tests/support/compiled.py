@@ -10,6 +10,8 @@ from typing import Final
 
 import pytest
 
+from holdfast_contract import keys
+
 _VARIABLE: Final = "TESTS_COMPILED"
 """Tells the processes of a test run where it is; set by the first of them."""
 
@@ -17,6 +19,11 @@ _VARIABLE: Final = "TESTS_COMPILED"
 def folder() -> Path:
     """Of this test run."""
     return Path(os.environ[_VARIABLE])
+
+
+def environment() -> dict[str, str]:
+    """For a training outside a pod: what an agent would say, and a user who shares the folder."""
+    return {keys.ENV_COMPILE_CACHE: str(folder()), "JAX_COMPILATION_CACHE_DIR": str(folder())}
 
 
 def share(config: pytest.Config) -> None:

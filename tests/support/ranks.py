@@ -104,7 +104,7 @@ def world(
         for index in range(count):
             own = _environment(folder, index, count, coordinator) | environment
             if share_compiled:
-                own.setdefault("JAX_COMPILATION_CACHE_DIR", str(compiled.folder()))
+                own |= compiled.environment()
             if attempt is not None:
                 own[keys.ENV_ATTEMPT] = str(attempt)
             number = len(list(logs.iterdir()))

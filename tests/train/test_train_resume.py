@@ -79,5 +79,4 @@ def test_half_a_compiled_program_is_told_and_replaced(tmp_path: Path) -> None:
     os.truncate(entry, whole // 2)
     assert "Error reading persistent compilation cache entry" in trained(4)
     assert entry.stat().st_size > 0.9 * whole
-    assert "Error reading" not in trained(6)
     assert not [path for path in entry.parent.iterdir() if not path.name.endswith("-cache")]
