@@ -8,7 +8,6 @@ import sys
 from pathlib import Path
 
 import holdfast
-from tests.support import compiled
 
 ROOT = Path(__file__).resolve().parents[2]
 EXAMPLE_SECONDS = 110
@@ -17,7 +16,7 @@ EXAMPLE_SECONDS = 110
 def _run(name: str, folder: Path) -> list[str]:
     done = subprocess.run(
         [sys.executable, str(ROOT / "examples" / name), str(folder)],
-        env={**os.environ, **compiled.environment(), "JAX_PLATFORMS": "cpu"},
+        env={**os.environ, "JAX_PLATFORMS": "cpu"},
         capture_output=True,
         text=True,
         timeout=EXAMPLE_SECONDS,

@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-import contextlib
 import logging
+import uuid
 from collections.abc import Iterable, Sequence
 from pathlib import Path
 from typing import Any, Protocol, cast
@@ -81,10 +81,11 @@ def write_own_compile_cache(minimum_seconds: float, *, shared: bool) -> None:
 
 
 def _write_entries_whole(cache: Any) -> None:
-    """Of a cache that is a folder without a limit on its size; JAX locks one that has a limit."""
-    from jax._src import lru_cache
+    """Of a cache that is a folder without a limit on its size; JAX locks one that has a limit.
 
-    from holdfast.store import fs
+    Not synced: training waits for this, and what a machine's end leaves unreadable is replaced as well.
+    """
+    from jax._src import lru_cache
 
     if not isinstance(cache, lru_cache.LRUCache) or cache.eviction_enabled or "://" in str(cache.path):
         return
@@ -92,9 +93,11 @@ def _write_entries_whole(cache: Any) -> None:
 
     def put(key: str, value: bytes) -> None:
         """What was compiled was not there or could not be read."""
-        entry = folder / f"{key}{lru_cache._CACHE_SUFFIX}"  # noqa: SLF001
-        fs.remove_file(entry)
-        with contextlib.suppress(FileExistsError):  # another process was quicker
-            fs.publish_new_file(entry, value)
+        part = folder / f".{key}.{uuid.uuid4().hex}.part"
+        try:
+            part.write_bytes(value)
+            part.replace(folder / f"{key}{lru_cache._CACHE_SUFFIX}")  # noqa: SLF001
+        finally:
+            part.unlink(missing_ok=True)
 
     cache.put = put  # type: ignore[method-assign]
