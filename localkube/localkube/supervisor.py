@@ -17,6 +17,7 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
+from localkube.ports import reserved_port
 from localkube.processes import Launch, ProcessTable, become_subreaper
 from localkube.registry import Entry
 
@@ -141,10 +142,8 @@ class Supervisor:
         return {"pid": os.getpid(), "processes": described}
 
     def _reserve_port(self, _request: dict[str, Any]) -> dict[str, Any]:
-        """Keep a loopback port bound, not listening: only a program of this user that shares ports can serve on it."""
-        reserved = socket.socket(socket.AF_INET, socket.SOCK_STREAM)
-        reserved.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEPORT, 1)
-        reserved.bind(("127.0.0.1", 0))
+        """Keep a loopback port for a program."""
+        reserved = reserved_port()
         self._ports.append(reserved)
         return {"port": reserved.getsockname()[1]}
 

@@ -102,9 +102,8 @@ def world(
         coordinator = stack.enter_context(coordinator_address())
         stack.callback(started.kill)
         for index in range(count):
-            own = _environment(folder, index, count, coordinator) | environment
-            if share_compiled:
-                own |= compiled.environment()
+            shared = compiled.environment() if share_compiled else {}
+            own = _environment(folder, index, count, coordinator) | shared | environment
             if attempt is not None:
                 own[keys.ENV_ATTEMPT] = str(attempt)
             number = len(list(logs.iterdir()))
