@@ -18,7 +18,7 @@ ALIGNMENT_BYTES: Final = 64
 """XLA's CPU client aliases host memory that is aligned so, and copies any other."""
 PAGE_BYTES: Final = 4096
 """What direct I/O wants memory, offset and length to be multiples of, on common devices."""
-_LEAST_STRIPE_BYTES: Final = 4 * 1024 * 1024
+_LEAST_SHARED_BYTES: Final = 4 * 1024 * 1024
 _THREADS: Final = min(4, os.cpu_count() or 1)
 """One core seldom fills the memory bus; more than a few do not help."""
 
@@ -48,18 +48,18 @@ class Arena:
 
     def copy(self, pairs: Sequence[tuple[npt.NDArray[Any], npt.NDArray[Any]]]) -> None:
         """Copy each second array into its first, of equal shape and dtype; large ones by several threads."""
-        striped: list[tuple[Octets, Octets]] = []
+        large: list[tuple[Octets, Octets]] = []
         for target, source in pairs:
-            if target.nbytes < _LEAST_STRIPE_BYTES or not source.flags.c_contiguous or _THREADS < 2:
+            if target.nbytes < _LEAST_SHARED_BYTES or not source.flags.c_contiguous or _THREADS < 2:
                 np.copyto(target, source)
             else:
-                striped += _stripes(target, source)
-        if striped:
+                large.append((octets_of(target), octets_of(source)))
+        if large:
             self._pool = self._pool or ThreadPoolExecutor(_THREADS - 1, thread_name_prefix="holdfast-copy")
-            shares = [striped[number::_THREADS] for number in range(_THREADS)]
-            others = [self._pool.submit(_copy_all, share) for share in shares[1:]]
-            _copy_all(shares[0])
-            for other in others:
+            own, *others = equal_shares(large, _THREADS)
+            begun = [self._pool.submit(_copy_all, share) for share in others]
+            _copy_all(own)
+            for other in begun:
                 other.result()
 
 
@@ -73,13 +73,26 @@ def octets_of(array: npt.NDArray[Any]) -> Octets:
     return np.ascontiguousarray(array).reshape(-1).view(np.uint8)
 
 
-def _stripes(target: npt.NDArray[Any], source: npt.NDArray[Any]) -> list[tuple[Octets, Octets]]:
-    """As few as there are threads: what is copied in one call past some 40 MiB (glibc's non_temporal_threshold) goes by
-    the caches, in two thirds of the time.
+def equal_shares(pairs: Sequence[tuple[Octets, Octets]], count: int) -> list[list[tuple[Octets, Octets]]]:
+    """At most ``count`` runs of about as many bytes: all pairs end to end, cut only where a run ends.
+
+    So no piece is smaller than it must be: what is copied in one call past some 40 MiB (glibc's
+    non_temporal_threshold) goes by the caches, in two thirds of the time.
     """
-    to, taken = octets_of(target), octets_of(source)
-    share = max(_LEAST_STRIPE_BYTES, rounded_up(-(-to.nbytes // _THREADS), PAGE_BYTES))
-    return [(to[start : start + share], taken[start : start + share]) for start in range(0, to.nbytes, share)]
+    each = rounded_up(-(-sum(to.nbytes for to, _ in pairs) // count), PAGE_BYTES)
+    shares: list[list[tuple[Octets, Octets]]] = [[]]
+    room = each
+    for to, taken in pairs:
+        start = 0
+        while start < to.nbytes:
+            if not room:
+                shares.append([])
+                room = each
+            end = min(start + room, to.nbytes)
+            shares[-1].append((to[start:end], taken[start:end]))
+            room -= end - start
+            start = end
+    return shares
 
 
 def _copy_all(pairs: Sequence[tuple[Octets, Octets]]) -> None:
