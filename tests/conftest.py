@@ -15,9 +15,11 @@ if TYPE_CHECKING:
 
 pytest_plugins = ["localkube.pytest_plugin"]
 
-# Most of these programs run for milliseconds and take LLVM seconds. Pods get no such thing: the whole loop and the demo
-# run what users run. Set before JAX is imported; child processes inherit it.
+# Most of these programs run for milliseconds and take LLVM seconds; the older emitters take it less than half as long.
+# Pods get no such thing: the whole loop and the demo run what users run. Set before JAX is imported; child processes
+# inherit it.
 os.environ.setdefault("JAX_DISABLE_MOST_OPTIMIZATIONS", "1")
+os.environ.setdefault("XLA_FLAGS", "--xla_cpu_use_fusion_emitters=false")
 
 # A busy machine makes an example slow, not wrong: time is measured in benchmarks/ only.
 settings.register_profile("holdfast", deadline=None)
