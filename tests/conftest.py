@@ -28,7 +28,7 @@ settings.load_profile("holdfast")
 ON_CLUSTER = (
     "tests/apiserver/",
     "tests/chart/test_chart_server",
-    "tests/docs/",
+    "tests/docs/test_documented_jobs",
     "tests/e2e/",
     "tests/localkube/test_node_pods",
 )
