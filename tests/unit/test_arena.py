@@ -32,5 +32,7 @@ def test_arrays_of_every_size_and_order_are_copied():
         np.zeros((0, 4)),
     ]
     targets = [np.empty(source.shape, source.dtype) for source in sources]
+    sources.append(rng.standard_normal((1025, 1024)))
+    targets.append(np.empty((1024, 1025)).T)  # the target, too, may lie in another order
     Arena().copy(list(zip(targets, sources, strict=True)))
     assert all(np.array_equal(target, source) for target, source in zip(targets, sources, strict=True))

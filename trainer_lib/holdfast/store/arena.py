@@ -50,10 +50,11 @@ class Arena:
         """Copy each second array into its first, of equal shape and dtype; large ones by several threads."""
         large: list[tuple[Octets, Octets]] = []
         for target, source in pairs:
-            if target.nbytes < _LEAST_SHARED_BYTES or not source.flags.c_contiguous or _THREADS < 2:
-                np.copyto(target, source)
-            else:
+            whole = target.flags.c_contiguous and source.flags.c_contiguous
+            if whole and target.nbytes >= _LEAST_SHARED_BYTES and _THREADS > 1:
                 large.append((octets_of(target), octets_of(source)))
+            else:
+                np.copyto(target, source)
         if large:
             self._pool = self._pool or ThreadPoolExecutor(_THREADS - 1, thread_name_prefix="holdfast-copy")
             own, *others = equal_shares(large, _THREADS)
