@@ -197,25 +197,28 @@ def test_a_step_deleted_while_it_is_sealed_is_left_out(root: Path) -> None:
 
 
 def test_a_sealing_that_was_cut_off_is_done_again(root: Path) -> None:
+    """At every operation on the manifest, by its place among those: how many files come before, Orbax decides."""
+
     class Killed(BaseException): ...
 
-    points: list[str] = []
+    met: list[str] = []
 
-    def record(point: str, path: Path) -> None:
-        points.append(f"{point} {path.name}")
-
-    fs.set_fault_hook(record)
-    holdfast.seal(root, 1)
-    writes = [i for i, p in enumerate(points) if "manifest" in p.lower() or MANIFEST_FILE in p or ":rename" in p]
-    for number in writes:
-        (root / "2" / MANIFEST_FILE).unlink(missing_ok=True)
-        left = iter(range(len(points)))
-
-        def kill(point: str, path: Path, number: int = number, left: Iterator[int] = left) -> None:
-            if next(left, -1) == number:
+    def hook(point: str, path: Path) -> None:
+        if "manifest" in path.name.lower() or ":rename" in point:
+            met.append(f"{point} {path.name}")
+            if len(met) == deadly:
                 raise Killed
 
-        fs.set_fault_hook(kill)
+    deadly = 0
+    fs.set_fault_hook(hook)
+    holdfast.seal(root, 1)
+    operations = len(met)
+    assert operations >= 2
+    for number in range(1, operations + 1):
+        (root / "2" / MANIFEST_FILE).unlink(missing_ok=True)
+        met.clear()
+        deadly = number
+        fs.set_fault_hook(hook)
         with pytest.raises(Killed):
             holdfast.seal(root, 2)
         fs.set_fault_hook(None)
