@@ -204,8 +204,9 @@ def test_a_sealing_that_was_cut_off_is_done_again(root: Path) -> None:
     met: list[str] = []
 
     def hook(point: str, path: Path) -> None:
-        if "manifest" in path.name.lower() or ":rename" in point:
-            met.append(f"{point} {path.name}")
+        operation = f"{point} {path.name}"
+        if "manifest" in operation.lower() or MANIFEST_FILE in operation or ":rename" in operation:
+            met.append(operation)
             if len(met) == deadly:
                 raise Killed
 

@@ -71,6 +71,7 @@ class World:
 def world(processes: int = 2, *, devices: int = 2) -> Iterator[World]:
     """Start a world, end it whatever happens."""
     env = os.environ | {
+        # In place of the tests' own: with the older emitters Orbax's writer changes bits of NaNs.
         "XLA_FLAGS": f"--xla_force_host_platform_device_count={devices}",
         "JAX_PLATFORMS": "cpu",
         "PYTHONPATH": str(REPOSITORY),
