@@ -13,7 +13,7 @@ import time
 from collections.abc import Callable, Mapping
 from concurrent.futures import Future
 from dataclasses import dataclass
-from typing import Any, Final
+from typing import Any, Final, cast
 
 import kopf
 
@@ -90,6 +90,8 @@ class Watch:
             registry=_registry(self._login, self._sink),
             settings=_settings(),
             standalone=True,
+            # kopf's own guess asks for the user's name, which a UID without a passwd entry does not have.
+            identity=cast("Any", "holdfast"),
             stop_flag=self._stop,
             ready_flag=self._ready,
             **(everywhere if self._namespace is None else {"namespaces": [self._namespace]}),

@@ -13,7 +13,7 @@ import ssl
 import subprocess
 import sys
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
 from pathlib import Path
 from typing import Any, Final
@@ -57,8 +57,17 @@ def write_certificate(authority: tls.Authority, folder: Path, host: str = HOST) 
 class OperatorProcess:
     """One running replica."""
 
-    def __init__(self, kubeconfig: Path, folder: Path, namespace: str, *, host: str = HOST, **environment: str) -> None:
-        """``host``: the name in its certificate, if ``folder/tls`` holds one already."""
+    def __init__(
+        self,
+        kubeconfig: Path,
+        folder: Path,
+        namespace: str,
+        *,
+        host: str = HOST,
+        prefix: Sequence[str] = (),
+        **environment: str,
+    ) -> None:
+        """``host``: the name in its certificate, if ``folder/tls`` holds one already; ``prefix``: runs its command."""
         self.folder, self.host, self.name = (
             folder,
             host,
@@ -88,7 +97,7 @@ class OperatorProcess:
         }
         with self.log.open("wb") as log:
             self.process = subprocess.Popen(
-                [sys.executable, "-m", "holdfast_operator"], env=variables, stderr=log, stdout=log
+                [*prefix, sys.executable, "-m", "holdfast_operator"], env=variables, stderr=log, stdout=log
             )
 
     # ---- life

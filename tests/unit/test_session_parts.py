@@ -47,6 +47,11 @@ def test_importing_starts_nothing_and_imports_no_jax() -> None:
     assert result.stdout.split("\n")[0] == "[] 1"
 
 
+def test_a_home_folder_that_nobody_knows_is_refused_by_name() -> None:
+    with pytest.raises(ConfigurationError, match="path: found '~nobody-at-all/run', allowed: a path without '~'"):
+        look_around(Arguments(path="~nobody-at-all/run"), {})
+
+
 def test_a_pod_says_everything() -> None:
     where = look_around(Arguments(), POD)
     assert where.folder == Path("/checkpoints/char-lm")

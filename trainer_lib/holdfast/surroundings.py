@@ -145,7 +145,12 @@ def look_around(arguments: Arguments, environment: Mapping[str, str]) -> Surroun
 def _folder(path: str) -> Path:
     if "://" in path:
         raise ConfigurationError(f"path: found {path!r}, allowed: a folder on a mounted volume")
-    folder = Path(path).expanduser()
+    try:
+        folder = Path(path).expanduser()
+    except RuntimeError:  # this user has neither HOME nor a passwd entry, or there is no user of that name
+        raise ConfigurationError(
+            f"path: found {path!r}, allowed: a path without '~': no home folder is known"
+        ) from None
     if not folder.is_absolute():
         folder = Path.cwd() / folder
     if folder.exists() and not folder.is_dir():
