@@ -33,8 +33,8 @@ import numpy as np
 import orbax.checkpoint as ocp
 
 import holdfast
-from holdfast import catalog
-from holdfast.coordination import LocalCoordination
+from holdfast.catalog import listing as catalog
+from holdfast.distributed.coordination import LocalCoordination
 from holdfast.store import Store
 from holdfast_contract.manifest import Owner
 from holdfast_contract.runfolder import RunFolder

@@ -31,8 +31,8 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Final
 
-from holdfast.store import digests
-from holdfast.store.candidates import NEWEST, Candidates
+from holdfast.store.format import digests
+from holdfast.store.read.candidates import NEWEST, Candidates
 from holdfast.store.settings import UNPINNED, StoreSettings
 from holdfast_contract import manifest
 from holdfast_contract.keys import MANIFEST_FILE
@@ -101,7 +101,7 @@ class _Saved:
 def _save_one(root: Path) -> _Saved:
     import jax.numpy as jnp
 
-    from holdfast.coordination import LocalCoordination
+    from holdfast.distributed.coordination import LocalCoordination
     from holdfast.store import Store
 
     root.mkdir()

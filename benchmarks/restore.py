@@ -35,7 +35,7 @@ import numpy as np
 import orbax.checkpoint as ocp
 import xxhash
 
-from holdfast.coordination import LocalCoordination
+from holdfast.distributed.coordination import LocalCoordination
 from holdfast.store import UNPINNED, Store
 from holdfast_contract.manifest import Owner
 from holdfast_contract.runfolder import RunFolder

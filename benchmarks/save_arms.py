@@ -15,10 +15,10 @@ import numpy as np
 import orbax.checkpoint as ocp
 import xxhash
 
-from holdfast.coordination import LocalCoordination
+from holdfast.distributed.coordination import LocalCoordination
 from holdfast.store import Store, StoreSettings
-from holdfast.store.arena import Arena
 from holdfast.store.settings import WriterName
+from holdfast.store.write.arena import Arena
 from holdfast_contract.manifest import Owner
 from holdfast_contract.runfolder import RunFolder
 

@@ -21,7 +21,7 @@ from flax import nnx
 
 import holdfast
 from holdfast import errors
-from holdfast.store import fs
+from holdfast.store.format import fs
 from holdfast_contract.manifest import from_bytes
 from holdfast_contract.runfolder import RunFolder
 from tests.support.agent_socket import poll_until

@@ -16,8 +16,8 @@ from hypothesis import strategies as st
 
 import holdfast
 from holdfast import errors
-from holdfast.store.changes import Allowed, compare
-from holdfast.store.leaves import Leaf, LeafKind, Structure
+from holdfast.state.changes import Allowed, compare
+from holdfast.state.leaves import Leaf, LeafKind, Structure
 
 
 def restored(path: Path, state: Any, *, until: int, **options: Any) -> Any:

@@ -17,8 +17,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 import holdfast
-from holdfast import errors, metadata
-from holdfast.store import fs
+from holdfast import errors
+from holdfast.state import metadata
+from holdfast.store.format import fs
 from holdfast_contract.keys import METADATA_FILE
 from tests.support.agent_socket import poll_until
 

@@ -15,8 +15,8 @@ from flax import nnx
 
 import holdfast
 from holdfast import errors
-from holdfast.nnx import abstractly, arrays_of, holds_objects, put
-from holdfast.store.leaves import from_bytes
+from holdfast.state.leaves import from_bytes
+from holdfast.state.nnx import abstractly, arrays_of, holds_objects, put
 
 BATCH = jnp.linspace(0.0, 1.0, 12).reshape(4, 3)
 

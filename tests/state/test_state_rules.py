@@ -13,7 +13,7 @@ import pytest
 
 import holdfast
 from holdfast.errors import RequestFailed
-from holdfast.store import fs
+from holdfast.store.format import fs
 from holdfast_contract import codec, keys
 from holdfast_contract.manifest import CheckpointRef
 from holdfast_contract.runfolder import RunFolder

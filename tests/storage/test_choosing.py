@@ -15,8 +15,9 @@ from hypothesis import strategies as st
 
 import holdfast
 from holdfast import errors
-from holdfast.store import UNPINNED, Request, Restored, Store, StoreSettings, fs
-from holdfast.store.candidates import Choice
+from holdfast.store import UNPINNED, Request, Restored, Store, StoreSettings
+from holdfast.store.format import fs
+from holdfast.store.read.candidates import Choice
 from holdfast_contract.exits import ExitCode
 from holdfast_contract.keys import RESTORED_FILE
 from holdfast_contract.manifest import CheckpointRef

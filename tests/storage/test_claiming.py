@@ -8,8 +8,9 @@ from pathlib import Path
 import pytest
 
 from holdfast import errors
-from holdfast.coordination import LocalCoordination
-from holdfast.store.claim import Claim, WrongWorld, claim_run
+from holdfast.distributed.coordination import LocalCoordination
+from holdfast.errors import WrongWorld
+from holdfast.store.claim import Claim, claim_run
 from holdfast.store.settings import StoreSettings
 from holdfast_contract.exits import ExitCode
 from holdfast_contract.manifest import Owner

@@ -16,7 +16,8 @@ import jax.numpy as jnp
 import pytest
 
 from holdfast.cli import main
-from holdfast.store import Request, digests
+from holdfast.store import Request
+from holdfast.store.format import digests
 from holdfast_contract.keys import MANIFEST_FILE, PARTIAL_FILE
 from tests.support.storage_states import flip_bit, small_state, store_at
 

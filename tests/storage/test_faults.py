@@ -18,8 +18,10 @@ import numpy as np
 import pytest
 
 from holdfast import errors
-from holdfast.coordination import LocalCoordination
-from holdfast.store import UNPINNED, Request, Store, StoreSettings, fs, snapshot
+from holdfast.distributed.coordination import LocalCoordination
+from holdfast.store import UNPINNED, Request, Store, StoreSettings
+from holdfast.store.format import fs
+from holdfast.store.write import snapshot
 from holdfast_contract.exits import ExitCode
 from holdfast_contract.keys import PARTIAL_FILE
 from holdfast_contract.manifest import Owner

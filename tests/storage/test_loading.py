@@ -15,8 +15,8 @@ import pytest
 
 import holdfast
 from holdfast import errors
-from holdfast.catalog import one_place
-from holdfast.contents import contents_of
+from holdfast.catalog.contents import contents_of
+from holdfast.catalog.listing import one_place
 from holdfast.store import Request
 from holdfast_contract.keys import MANIFEST_FILE
 from holdfast_contract.runfolder import Found, RunFolder

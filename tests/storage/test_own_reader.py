@@ -21,12 +21,14 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from holdfast import errors
-from holdfast.store import UNPINNED, digests, reads, verifying
-from holdfast.store.candidates import NEWEST, Candidates
-from holdfast.store.ocdbt import decode, reader
-from holdfast.store.ocdbt.arrays import StoredArray
-from holdfast.store.ocdbt.decode import Extent, NotUnderstoodError, Value
-from holdfast.store.ocdbt.index import read_index
+from holdfast.store import UNPINNED
+from holdfast.store.format import digests
+from holdfast.store.format.ocdbt import decode
+from holdfast.store.format.ocdbt.arrays import StoredArray
+from holdfast.store.format.ocdbt.decode import Extent, NotUnderstoodError, Value
+from holdfast.store.format.ocdbt.index import read_index
+from holdfast.store.read import reader, reads, verifying
+from holdfast.store.read.candidates import NEWEST, Candidates
 from holdfast_contract import manifest, runfolder
 from holdfast_contract.keys import MANIFEST_FILE
 from holdfast_contract.runfolder import Found, RunFolder

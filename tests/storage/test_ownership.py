@@ -7,9 +7,10 @@ from pathlib import Path
 import pytest
 
 from holdfast import errors
-from holdfast.coordination import LocalCoordination
-from holdfast.store import UNPINNED, Store, fs
-from holdfast.store.retention import Best, EverySteps, Latest
+from holdfast.distributed.coordination import LocalCoordination
+from holdfast.policies.retention import Best, EverySteps, Latest
+from holdfast.store import UNPINNED, Store
+from holdfast.store.format import fs
 from holdfast.store.store import Request
 from holdfast_contract.exits import ExitCode
 from holdfast_contract.keys import OWNER_FILE

@@ -12,8 +12,10 @@ import numpy as np
 import pytest
 
 from holdfast import errors
-from holdfast.store import UNPINNED, Request, fs, space
-from holdfast.store.retention import KeepAll, Latest
+from holdfast.policies.retention import KeepAll, Latest
+from holdfast.store import UNPINNED, Request
+from holdfast.store.format import fs
+from holdfast.store.write import space
 from holdfast_contract.runfolder import RunFolder
 from tests.support.storage_states import small_state, store_at
 

@@ -10,8 +10,9 @@ from unittest import mock
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from holdfast.store import Request, space
-from holdfast.store.retention import Best, EverySteps, KeepAll, Kept, Latest, Retention, Steps
+from holdfast.policies.retention import Best, EverySteps, KeepAll, Kept, Latest, Retention, Steps
+from holdfast.store import Request
+from holdfast.store.write import space
 from holdfast_contract.runfolder import RunFolder
 from tests.support.storage_states import small_state, store_at
 

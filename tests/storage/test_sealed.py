@@ -17,9 +17,10 @@ import pytest
 from orbax.checkpoint import v1 as orbax_v1
 
 import holdfast
-from holdfast import comparing, errors
+from holdfast import errors
+from holdfast.catalog import diff as comparing
 from holdfast.cli import main
-from holdfast.store import fs
+from holdfast.store.format import fs
 from holdfast_contract.keys import MANIFEST_FILE
 from tests.support.storage_states import bits, flip_bit, store_at
 

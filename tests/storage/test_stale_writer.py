@@ -8,8 +8,9 @@ from pathlib import Path
 import pytest
 
 from holdfast import errors
-from holdfast.store import UNPINNED, Request, Store, fs
-from holdfast.store.retention import Best, Latest
+from holdfast.policies.retention import Best, Latest
+from holdfast.store import UNPINNED, Request, Store
+from holdfast.store.format import fs
 from holdfast_contract.manifest import CheckpointRef
 from holdfast_contract.runfolder import RunFolder
 from tests.support.storage_states import bits, small_state, store_at

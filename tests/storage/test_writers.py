@@ -21,8 +21,8 @@ from hypothesis import strategies as st
 
 import holdfast
 from holdfast.store import UNPINNED, StoreSettings
-from holdfast.store.arena import PAGE_BYTES, Arena
-from holdfast.store.ocdbt import direct_io
+from holdfast.store.write import direct_io
+from holdfast.store.write.arena import PAGE_BYTES, Arena
 from holdfast_contract.runfolder import RunFolder
 from tests.support import storage_world, writer_tasks
 from tests.support.storage_states import bits, store_at

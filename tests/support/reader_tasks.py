@@ -10,8 +10,10 @@ from typing import Any
 import jax
 import numpy as np
 
-from holdfast.coordination import Coordination
-from holdfast.store import UNPINNED, orbax_io, verifying
+from holdfast.distributed.coordination import Coordination
+from holdfast.store import UNPINNED
+from holdfast.store.format import orbax_io
+from holdfast.store.read import verifying
 from tests.support.reshard_tasks import Layout, laid_out, sharding_of
 from tests.support.storage_states import bits, state_of, store_at
 from tests.support.storage_world import Scoped

@@ -9,7 +9,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from holdfast.coordination import Coordination
+from holdfast.distributed.coordination import Coordination
 from holdfast.store import UNPINNED, Request
 from tests.support.storage_states import bits, store_at
 

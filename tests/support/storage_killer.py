@@ -27,10 +27,11 @@ from typing import Any
 
 import jax
 
-from holdfast import coordination
-from holdfast.coordination import Coordination
-from holdfast.store import UNPINNED, Request, fs
-from holdfast.store.retention import Latest
+from holdfast.distributed import coordination
+from holdfast.distributed.coordination import Coordination
+from holdfast.policies.retention import Latest
+from holdfast.store import UNPINNED, Request
+from holdfast.store.format import fs
 from holdfast.store.settings import WriterName
 from tests.support import storage_states as states
 from tests.support.coordinator import coordinator_address

@@ -11,10 +11,10 @@ import jax.numpy as jnp
 import numpy as np
 import optax  # type: ignore[import-untyped]
 
-from holdfast import coordination
+from holdfast.distributed import coordination
+from holdfast.policies.retention import Retention
+from holdfast.state.structure import is_key
 from holdfast.store import Store, StoreSettings
-from holdfast.store.retention import Retention
-from holdfast.store.structure import is_key
 from holdfast_contract.manifest import Owner
 from holdfast_contract.runfolder import RunFolder
 

@@ -13,9 +13,10 @@ import jax.numpy as jnp
 from jax.experimental import multihost_utils
 
 from holdfast import errors
-from holdfast.coordination import Coordination
-from holdfast.store import UNPINNED, Request, StoreSettings, digests, fs
-from holdfast.store.candidates import Choice
+from holdfast.distributed.coordination import Coordination
+from holdfast.store import UNPINNED, Request, StoreSettings
+from holdfast.store.format import digests, fs
+from holdfast.store.read.candidates import Choice
 from holdfast_contract.manifest import CheckpointRef
 from tests.support.storage_states import QUICK, bits, state_of, store_at
 

@@ -14,7 +14,7 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import IO, Any
 
-from holdfast.coordination import Coordination
+from holdfast.distributed.coordination import Coordination
 from tests.support.coordinator import coordinator_address
 
 REPOSITORY = Path(__file__).resolve().parents[2]
@@ -105,7 +105,7 @@ def serve(address: str, processes: int, rank: int) -> None:
     config: Any = jax.config
     config.update("jax_cpu_collectives_implementation", "gloo")
     jax.distributed.initialize(address, processes, rank)
-    from holdfast import coordination
+    from holdfast.distributed import coordination
 
     shared = coordination.current()
     while True:

@@ -17,7 +17,8 @@ from pathlib import Path
 from typing import Any, Final
 
 from holdfast import errors
-from holdfast.store import UNPINNED, fs
+from holdfast.store import UNPINNED
+from holdfast.store.format import fs
 from holdfast_contract.runfolder import RunFolder
 from tests.support.storage_states import bits, small_state, store_at
 

@@ -15,10 +15,11 @@ import orbax.checkpoint as ocp
 import tensorstore
 from orbax.checkpoint import v1 as orbax_v1
 
-from holdfast.coordination import Coordination
-from holdfast.store import UNPINNED, StoreSettings, fs
+from holdfast.distributed.coordination import Coordination
+from holdfast.state.structure import is_key
+from holdfast.store import UNPINNED, StoreSettings
+from holdfast.store.format import fs
 from holdfast.store.settings import WriterName
-from holdfast.store.structure import is_key
 from tests.support.storage_states import bits, store_at
 
 JAX_DTYPES = (

@@ -7,8 +7,8 @@ from dataclasses import dataclass, field
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from holdfast.agreement import Answer, Ask, Decision, Facts, Gate, Round, decide
-from holdfast.coordination import Coordination, LocalCoordination
+from holdfast.distributed.agreement import Answer, Ask, Decision, Facts, Gate, Round, decide
+from holdfast.distributed.coordination import Coordination, LocalCoordination
 
 
 class RankView(LocalCoordination):

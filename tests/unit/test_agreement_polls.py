@@ -7,9 +7,9 @@ import time
 
 import pytest
 
-from holdfast.agreement import Answer, Ask, Decision, Facts
-from holdfast.agreement_thread import Agreement
-from holdfast.coordination import LocalCoordination
+from holdfast.distributed.agreement import Answer, Ask, Decision, Facts
+from holdfast.distributed.agreement_thread import Agreement
+from holdfast.distributed.coordination import LocalCoordination
 
 
 class View(LocalCoordination):

@@ -4,7 +4,7 @@ import numpy as np
 from hypothesis import given
 from hypothesis import strategies as st
 
-from holdfast.store.arena import PAGE_BYTES, Arena, equal_shares
+from holdfast.store.write.arena import PAGE_BYTES, Arena, equal_shares
 
 MIB = 1 << 20
 

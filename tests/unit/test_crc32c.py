@@ -8,7 +8,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from holdfast.store.ocdbt.crc32c import crc32c
+from holdfast.store.format.ocdbt.crc32c import crc32c
 
 
 def _bit_by_bit(data: bytes) -> int:

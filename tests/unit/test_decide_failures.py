@@ -9,7 +9,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 import holdfast
-from holdfast.surroundings import Arguments, look_around
+from holdfast.training.config import Arguments, look_around
 from holdfast_agent import environment
 from holdfast_agent.settings import from_environment
 from holdfast_contract import keys

@@ -10,8 +10,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 import holdfast
-from holdfast.failures import PRIOR_SECONDS, mean_seconds_between_failures
-from holdfast.policies import Adaptive, Moment, daly_interval_seconds
+from holdfast.policies.failures import PRIOR_SECONDS, mean_seconds_between_failures
+from holdfast.policies.saving import Adaptive, Moment, daly_interval_seconds
 from holdfast_contract import codec
 from holdfast_contract.sync import FailureHistory
 

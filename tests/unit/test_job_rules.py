@@ -11,11 +11,11 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 import holdfast
-from holdfast.job_rules import JobRules, every_from, keep_from, rules_from_json
-from holdfast.policies import Moment, SavePolicy
-from holdfast.store.retention import Kept
-from holdfast.store.retention import from_spec as rule_from
-from holdfast.surroundings import Arguments, look_around
+from holdfast.policies.job_rules import JobRules, every_from, keep_from, rules_from_json
+from holdfast.policies.retention import Kept
+from holdfast.policies.retention import from_spec as rule_from
+from holdfast.policies.saving import Moment, SavePolicy
+from holdfast.training.config import Arguments, look_around
 from holdfast_contract import keys
 from holdfast_contract.api import Checkpoint
 from holdfast_contract.manifest import CheckpointRef

@@ -14,9 +14,9 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 import holdfast
+from holdfast.policies.retention import AllOf, AnyOf, Best, EverySeconds, EverySteps, KeepAll, Kept, Latest, Steps
+from holdfast.policies.retention import from_spec as rule_from
 from holdfast.store.claim import Claim
-from holdfast.store.retention import AllOf, AnyOf, Best, EverySeconds, EverySteps, KeepAll, Kept, Latest, Steps
-from holdfast.store.retention import from_spec as rule_from
 from holdfast.store.sweep import apply_retention
 from holdfast_contract import codec, manifest
 from holdfast_contract.keys import MANIFEST_FILE

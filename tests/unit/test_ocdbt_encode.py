@@ -10,7 +10,7 @@ import tensorstore
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from holdfast.store.ocdbt.encode import Entry, Leaves
+from holdfast.store.format.ocdbt.encode import Entry, Leaves
 
 KEYS = st.binary(min_size=1, max_size=20) | st.sampled_from([b"layer/0", b"layer/0.0", b"layer/.zarray", b"\xff" * 9])
 STORED = st.dictionaries(KEYS, st.tuples(st.binary(max_size=300), st.integers(0, 3)), max_size=40)

@@ -9,7 +9,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 import holdfast
-from holdfast.policies import Moment, Never, daly_interval_seconds, split
+from holdfast.policies.saving import Moment, Never, daly_interval_seconds, split
 
 
 def at(step: int, seconds: float = 0.0) -> Moment:

@@ -7,12 +7,12 @@ from typing import cast
 
 import pytest
 
-from holdfast.agreement import Answer, Ask, Decision, Facts
-from holdfast.agreement_thread import Agreement
-from holdfast.coordination import LocalCoordination
-from holdfast.parts import Journal
-from holdfast.preemption import RequestDesk
-from holdfast.saves import Saves
+from holdfast.distributed.agreement import Answer, Ask, Decision, Facts
+from holdfast.distributed.agreement_thread import Agreement
+from holdfast.distributed.coordination import LocalCoordination
+from holdfast.training.runtime import Journal
+from holdfast.training.save_requests import RequestDesk
+from holdfast.training.saves import Saves
 from holdfast_contract.local import AgentCommand
 from holdfast_contract.reasons import SaveOutcome
 from holdfast_contract.sync import SaveRequest

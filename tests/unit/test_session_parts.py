@@ -11,12 +11,13 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from holdfast import data as positions
-from holdfast.ending import exit_code_of
-from holdfast.errors import NoValidCheckpoint, PeerLost, RestoreError
-from holdfast.goodput import Accountant, process_age_seconds
-from holdfast.policies import every_steps
-from holdfast.surroundings import Arguments, ConfigurationError, World, look_around
+from holdfast.distributed.world import World
+from holdfast.errors import ConfigurationError, NoValidCheckpoint, PeerLost, RestoreError
+from holdfast.policies.saving import every_steps
+from holdfast.state import data as positions
+from holdfast.training.config import Arguments, look_around
+from holdfast.training.goodput import Accountant, process_age_seconds
+from holdfast.training.shutdown import exit_code_of
 from holdfast_contract.exits import ExitCode
 from holdfast_contract.manifest import CheckpointRef
 from holdfast_contract.reasons import Bucket
@@ -121,7 +122,7 @@ def test_seconds_within_a_bucket_are_not_the_phases() -> None:
 
 
 def test_a_process_knows_its_age() -> None:
-    program = "import time; time.sleep(0.3); from holdfast.goodput import process_age_seconds as a; print(a())"
+    program = "import time; time.sleep(0.3); from holdfast.training.goodput import process_age_seconds as a; print(a())"
     result = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=True, timeout=60)
     assert 0.3 <= float(result.stdout) < 30
     assert process_age_seconds() > 0

@@ -8,7 +8,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from holdfast.store import digests, fs
+from holdfast.store.format import digests, fs
 from holdfast_contract.manifest import FileEntry
 
 _entries = st.lists(

@@ -6,7 +6,17 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from holdfast.store.retention import AllOf, Best, EverySteps, KeepAll, Kept, Latest, Retention, from_spec, superfluous
+from holdfast.policies.retention import (
+    AllOf,
+    Best,
+    EverySteps,
+    KeepAll,
+    Kept,
+    Latest,
+    Retention,
+    from_spec,
+    superfluous,
+)
 from holdfast_contract.manifest import CheckpointRef
 
 _refs = st.builds(CheckpointRef, st.integers(1, 4), st.integers(0, 60))

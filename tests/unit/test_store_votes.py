@@ -7,8 +7,8 @@ from pathlib import Path
 import pytest
 
 from holdfast import errors
-from holdfast.coordination import LocalCoordination
-from holdfast.store.votes import Ballot, Problem, ProblemKind, first_problem, problem_of
+from holdfast.distributed.coordination import LocalCoordination
+from holdfast.distributed.votes import Ballot, Problem, ProblemKind, first_problem, problem_of
 
 
 class Ranks:

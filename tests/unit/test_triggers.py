@@ -10,13 +10,13 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 import holdfast
-from holdfast.health import with_verdict
-from holdfast.policies import Moment, SavePolicy, split
-from holdfast.progress import Steps
-from holdfast.schedule import Schedule
-from holdfast.store.manifests import finite_metrics
-from holdfast.store.retention import Best, Kept
-from holdfast.triggers import watched_metrics
+from holdfast.policies.health import with_verdict
+from holdfast.policies.retention import Best, Kept
+from holdfast.policies.saving import Moment, SavePolicy, split
+from holdfast.policies.triggers import watched_metrics
+from holdfast.store.write.manifests import finite_metrics
+from holdfast.training.progress import Steps
+from holdfast.training.schedule import Schedule
 from holdfast_contract.manifest import CheckpointRef
 
 RULE = holdfast.when_unstable(min_seconds=10, base_seconds=60, max_seconds=600, window=16)

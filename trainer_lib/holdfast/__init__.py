@@ -16,18 +16,18 @@ Importing this starts nothing, imports no JAX and touches no device.
 import importlib
 from typing import TYPE_CHECKING, Any, Final
 
-from holdfast.health import finite
-from holdfast.keeping import keep, keep_all
-from holdfast.policies import adaptive, all_of, any_of, every_seconds, every_steps, only_at_end
-from holdfast.session import session
-from holdfast.surroundings import World
-from holdfast.triggers import at_steps, when_unstable
+from holdfast.distributed.world import World
+from holdfast.policies.health import finite
+from holdfast.policies.keeping import keep, keep_all
+from holdfast.policies.saving import adaptive, all_of, any_of, every_seconds, every_steps, only_at_end
+from holdfast.policies.triggers import at_steps, when_unstable
+from holdfast.training.session import session
 
 if TYPE_CHECKING:
-    from holdfast.catalog import checkpoints
-    from holdfast.checkpointer import Checkpointer
-    from holdfast.loading import load
-    from holdfast.sealing import newest_sealed, seal, verify_sealed
+    from holdfast.catalog.listing import checkpoints
+    from holdfast.catalog.loading import load
+    from holdfast.catalog.sealing import newest_sealed, seal, verify_sealed
+    from holdfast.training.checkpointer import Checkpointer
 
 __all__ = [
     "Checkpointer",
@@ -52,12 +52,12 @@ __all__ = [
 ]
 
 _ON_FIRST_USE: Final = {
-    "Checkpointer": "checkpointer",
-    "checkpoints": "catalog",
-    "load": "loading",
-    "newest_sealed": "sealing",
-    "seal": "sealing",
-    "verify_sealed": "sealing",
+    "Checkpointer": "training.checkpointer",
+    "checkpoints": "catalog.listing",
+    "load": "catalog.loading",
+    "newest_sealed": "catalog.sealing",
+    "seal": "catalog.sealing",
+    "verify_sealed": "catalog.sealing",
 }
 
 

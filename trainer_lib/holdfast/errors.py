@@ -13,11 +13,18 @@
     │   ├── DamagedCheckpoint           84  folder, reason
     │   ├── NoValidCheckpoint           85  rejected
     │   └── StructureMismatch           84  leaf, expected, found, remedy, others
-    ├── UnsupportedLeaf                 84  leaf, found
+    ├── UnsupportedLeaf                 84  leaf, found                        also a TypeError
+    ├── ConfigurationError              64                                     also a ValueError
     ├── OwnershipError                  83
     │   ├── ForeignRun                  86  owner, recorded
     │   └── Superseded                  83  attempt, found
     └── PeerLost                        87  waiting_for, limit_seconds, missing
+        ├── PeerLeft                    87  another rank said that it ends
+        ├── CoordinationLost            87  the coordination service is gone
+        └── WrongWorld                  87  expected, found: the coordinator serves another job
+
+The numbers are exit codes (``holdfast_contract.exits``). Every error survives pickling and copying with its attributes.
+``remat.DoesNotFit`` alone is not here: ``holdfast.remat`` depends on nothing else of this library.
 """
 
 from __future__ import annotations
@@ -25,7 +32,7 @@ from __future__ import annotations
 import os
 from collections.abc import Sequence
 from pathlib import Path
-from typing import ClassVar
+from typing import Any, ClassVar
 
 from holdfast_contract.exits import ExitCode
 from holdfast_contract.manifest import Owner, Rejection
@@ -35,6 +42,10 @@ class HoldfastError(Exception):
     """Root of the tree."""
 
     exit_code: ClassVar[ExitCode] = ExitCode.STORAGE
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        """Without calling ``__init__`` again: what it is given is not what ``args`` holds."""
+        return _rebuilt, (type(self), self.args, dict(self.__dict__))
 
 
 class StorageError(HoldfastError):
@@ -134,6 +145,12 @@ class UnsupportedLeaf(HoldfastError, TypeError):
         )
 
 
+class ConfigurationError(HoldfastError, ValueError):
+    """An argument or an environment variable that cannot work; the text names it, what was found, what is allowed."""
+
+    exit_code: ClassVar[ExitCode] = ExitCode.USAGE
+
+
 class OwnershipError(HoldfastError):
     """The run's folder is not, or no longer, this process's to write into."""
 
@@ -170,6 +187,39 @@ class PeerLost(HoldfastError):
         self.waiting_for, self.limit_seconds, self.missing = waiting_for, limit_seconds, tuple(missing)
         who = f"; no word from process(es) {list(self.missing)}" if self.missing else ""
         super().__init__(f"gave up waiting for {waiting_for} after {limit_seconds:g} s{who}")
+
+
+class PeerLeft(PeerLost):
+    """Another rank said that it ends."""
+
+    def __init__(self, words: str) -> None:
+        HoldfastError.__init__(self, words)
+        self.waiting_for, self.limit_seconds, self.missing = "another process", 0.0, ()
+
+
+class CoordinationLost(PeerLost):
+    """The coordination service cannot be reached or ended the call: the coordinator's process, or a peer, is gone."""
+
+    def __init__(self, doing: str, cause: str) -> None:
+        HoldfastError.__init__(self, f"{doing}: {cause}")
+        self.waiting_for, self.limit_seconds, self.missing = doing, 0.0, ()
+
+
+class WrongWorld(PeerLost):
+    """The coordinator that this process has joined serves another job, run or attempt: two share its address."""
+
+    def __init__(self, *, expected: str, found: str) -> None:
+        HoldfastError.__init__(
+            self, f"this process is part of {expected}, but the coordinator that it has joined serves {found}"
+        )
+        self.expected, self.found = expected, found
+        self.waiting_for, self.limit_seconds, self.missing = expected, 0.0, ()
+
+
+def _rebuilt(kind: type[HoldfastError], args: tuple[Any, ...], attributes: dict[str, Any]) -> HoldfastError:
+    error = kind.__new__(kind, *args)
+    error.__dict__.update(attributes)
+    return error
 
 
 def _named(owner: Owner) -> str:

@@ -5,8 +5,9 @@ from __future__ import annotations
 import argparse
 from typing import Any, Final
 
-from holdfast import catalog, sealing
-from holdfast.catalog import Checkpoint, Status
+from holdfast.catalog import listing as catalog
+from holdfast.catalog import sealing
+from holdfast.catalog.listing import Checkpoint, Status
 from holdfast.cli import remove
 from holdfast.cli.output import metrics_text, name_of, print_json, print_table, record_of, size_text
 from holdfast_contract.exits import ExitCode
@@ -112,7 +113,7 @@ def _entries(arguments: argparse.Namespace) -> Any:
 
 
 def _diff(arguments: argparse.Namespace) -> int:
-    from holdfast import comparing
+    from holdfast.catalog import diff as comparing
 
     result = comparing.compare(arguments.first, arguments.second, values=not arguments.structure)
     if arguments.json:

@@ -6,7 +6,7 @@ import json
 from collections.abc import Sequence
 from typing import Any
 
-from holdfast.catalog import Checkpoint
+from holdfast.catalog.listing import Checkpoint
 
 
 def print_json(value: Any) -> None:

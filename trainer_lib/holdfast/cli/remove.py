@@ -7,9 +7,9 @@ import os
 from pathlib import Path
 from typing import Any, Final
 
-from holdfast import catalog
+from holdfast.catalog import listing as catalog
 from holdfast.cli.output import print_json
-from holdfast.store import fs
+from holdfast.store.format import fs
 from holdfast_contract.keys import MANIFEST_FILE, PARTIAL_FILE
 from holdfast_contract.runfolder import Found, RunFolder
 

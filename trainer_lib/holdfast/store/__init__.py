@@ -9,29 +9,29 @@ import importlib
 from typing import TYPE_CHECKING, Any, Final
 
 if TYPE_CHECKING:
-    from holdfast.store.candidates import Choice
-    from holdfast.store.changes import Allowed
+    from holdfast.state.changes import Allowed
     from holdfast.store.handle import SaveHandle
-    from holdfast.store.restore import Restored
+    from holdfast.store.read.candidates import Choice
+    from holdfast.store.read.restore import Restored
     from holdfast.store.settings import UNPINNED, StoreSettings, Unpinned
     from holdfast.store.store import Request, Store
 
 __all__ = ["UNPINNED", "Allowed", "Choice", "Request", "Restored", "SaveHandle", "Store", "StoreSettings", "Unpinned"]
 
 _HOMES: Final = {
-    "Allowed": "changes",
-    "Choice": "candidates",
-    "SaveHandle": "handle",
-    "Restored": "restore",
-    "UNPINNED": "settings",
-    "StoreSettings": "settings",
-    "Unpinned": "settings",
-    "Request": "store",
-    "Store": "store",
+    "Allowed": "holdfast.state.changes",
+    "Choice": "holdfast.store.read.candidates",
+    "SaveHandle": "holdfast.store.handle",
+    "Restored": "holdfast.store.read.restore",
+    "UNPINNED": "holdfast.store.settings",
+    "StoreSettings": "holdfast.store.settings",
+    "Unpinned": "holdfast.store.settings",
+    "Request": "holdfast.store.store",
+    "Store": "holdfast.store.store",
 }
 
 
 def __getattr__(name: str) -> Any:
     if name not in _HOMES:
         raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
-    return getattr(importlib.import_module(f"{__name__}.{_HOMES[name]}"), name)
+    return getattr(importlib.import_module(_HOMES[name]), name)

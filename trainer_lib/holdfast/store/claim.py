@@ -11,27 +11,16 @@ from pathlib import Path
 from typing import Final
 
 from holdfast import errors
-from holdfast.coordination import Coordination
-from holdfast.store import fs
+from holdfast.distributed.coordination import Coordination
+from holdfast.distributed.votes import Ballot, Problem, ProblemKind, Vote, first_problem, problem_of
+from holdfast.store.format import fs
 from holdfast.store.settings import StoreSettings
-from holdfast.store.votes import Ballot, Problem, ProblemKind, Vote, first_problem, problem_of
 from holdfast_contract import codec
 from holdfast_contract.keys import MANIFEST_FILE, PARTIAL_FILE, TRASH_PREFIX
 from holdfast_contract.manifest import Owner
 from holdfast_contract.runfolder import OwnerRecordError, RunFolder, read_regular_file
 
 _PROBE_PREFIX: Final = ".probe-"
-
-
-class WrongWorld(errors.PeerLost):
-    """The coordinator that this process has joined serves another job, run or attempt: two share its address."""
-
-    def __init__(self, *, expected: str, found: str) -> None:
-        errors.HoldfastError.__init__(
-            self, f"this process is part of {expected}, but the coordinator that it has joined serves {found}"
-        )
-        self.expected, self.found = expected, found
-        self.waiting_for, self.limit_seconds, self.missing = expected, 0.0, ()
 
 
 @dataclass(frozen=True)
@@ -79,7 +68,7 @@ def claim_run(claim: Claim, coordination: Coordination, *, take_over: bool, sett
         _cast(opening, claim, lambda: f"{_open(claim, take_over=take_over)} {claim.title}")
     token, _, title = _payload_of_rank_0(opening, claim, deadline=deadline).partition(" ")
     if title != claim.title:
-        raise WrongWorld(expected=claim.title, found=title)  # and no vote: these are not our peers
+        raise errors.WrongWorld(expected=claim.title, found=title)  # and no vote: these are not our peers
     if not coordination.create(f"store/claim/rank/{coordination.process_index}", ""):
         raise errors.Superseded(
             claim.folder.root,

@@ -10,22 +10,24 @@ from pathlib import Path
 from typing import Final
 
 from holdfast import errors
-from holdfast.coordination import Coordination
+from holdfast.distributed.coordination import Coordination
 from holdfast.installed import require_checked
-from holdfast.store import poison, snapshot, space
-from holdfast.store.candidates import NEWEST, Choice
-from holdfast.store.changes import NOTHING_ALLOWED, Allowed
+from holdfast.policies.retention import KeepAll, Retention
+from holdfast.state.changes import NOTHING_ALLOWED, Allowed
+from holdfast.state.structure import PyTree
 from holdfast.store.claim import Claim, claim_run, sweep_leftovers
 from holdfast.store.handle import SaveHandle, logger
-from holdfast.store.prepare import Preparation, Prepared
-from holdfast.store.restore import Restore, Restored, restore_prefix
-from holdfast.store.retention import KeepAll, Retention
-from holdfast.store.save import SaveContext, SaveJob, SaveWork, save_prefix
+from holdfast.store.read import poison
+from holdfast.store.read.candidates import NEWEST, Choice
+from holdfast.store.read.restore import Restore, Restored, restore_prefix
 from holdfast.store.settings import StoreSettings, Unpinned
-from holdfast.store.step_files import PartWork
-from holdfast.store.structure import PyTree
 from holdfast.store.sweep import apply_retention
-from holdfast.store.writers import Writer, writer_for
+from holdfast.store.write import snapshot, space
+from holdfast.store.write.prepare import Preparation, Prepared
+from holdfast.store.write.save import SaveContext, SaveJob, save_prefix
+from holdfast.store.write.save_work import SaveWork
+from holdfast.store.write.step_files import PartWork
+from holdfast.store.write.writers import Writer, writer_for
 from holdfast_contract.manifest import CheckpointRef, Owner
 from holdfast_contract.runfolder import RunFolder
 

@@ -6,10 +6,10 @@ import os
 from collections.abc import Collection, Iterable
 from typing import Final
 
-from holdfast.store import fs
+from holdfast.policies.retention import Kept, Retention, superfluous
 from holdfast.store.claim import Claim
+from holdfast.store.format import fs
 from holdfast.store.handle import logger
-from holdfast.store.retention import Kept, Retention, superfluous
 from holdfast_contract.manifest import CheckpointRef
 from holdfast_contract.runfolder import Found
 

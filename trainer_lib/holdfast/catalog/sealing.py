@@ -1,0 +1,244 @@
+"""Manifests for checkpoints that another program writes: those of a plain Orbax ``CheckpointManager`` or ``Checkpointer``.
+
+    manager.save(step, args=...)
+    manager.wait_until_finished()
+    holdfast.seal(manager.directory)             # after a save
+    step = holdfast.newest_sealed(directory)     # before a restore: the newest whose every byte is as it was sealed
+
+The manifest lies in the step's own folder, so that the manager's retention takes it along; its readers pass over it.
+A seal says what was on disk when it was made, no more: what was damaged before is sealed with the damage.
+
+Works on folders alone and imports neither Orbax nor JAX. One process seals, once every process has written its part.
+"""
+
+from __future__ import annotations
+
+import json
+import logging
+import math
+import os
+import re
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Final
+
+from holdfast import errors
+from holdfast.store.format import digests, fs
+from holdfast_contract import codec, manifest
+from holdfast_contract.keys import MANIFEST_FILE
+from holdfast_contract.manifest import CheckpointRef, Manifest, Rejection
+from holdfast_contract.runfolder import MAX_MANIFEST_BYTES, BadManifestError, Found, read_regular_file
+
+COMMIT_FILE: Final = "commit_success.txt"
+METADATA_FILE: Final = "_CHECKPOINT_METADATA"
+"""Both are written by Orbax 0.12.3 and later into a step's folder, the first when the step is whole."""
+SEALED_ATTEMPT: Final = 0
+"""Our own attempts count from 1."""
+IO_THREADS: Final = 4
+TRANSIENT_SECONDS: Final = 60.0
+_STEP_NAME: Final = re.compile(r"(?:[A-Za-z][\w.-]*?_)?(?P<step>[0-9]{1,18})", re.ASCII)
+
+log = logging.getLogger("holdfast")
+
+
+@dataclass(frozen=True)
+class SealedFolder:
+    """The folder of a manager, whose steps lie directly in it: ``<root>/<step>`` or ``<root>/<prefix>_<step>``."""
+
+    root: Path
+
+    def steps(self) -> tuple[tuple[int, Path], ...]:
+        """Finished steps, sealed or not, ascending. Folders of unfinished saves and deletions have other names."""
+        found = []
+        with os.scandir(self.root) as entries:
+            for entry in entries:
+                name = _STEP_NAME.fullmatch(entry.name)
+                if name and entry.is_dir(follow_symlinks=False) and not entry.is_symlink():
+                    found.append((int(name["step"]), Path(entry.path)))
+        return tuple(sorted(found))
+
+    def walk(self) -> Iterator[Found | Rejection]:
+        """Every sealed step or refusal, newest first. A step without a manifest is not sealed, and left out."""
+        for step, folder in reversed(self.steps()):
+            entry = self.look(step, folder)
+            if entry is not None:
+                yield entry
+
+    def look(self, step: int, folder: Path) -> Found | Rejection | None:
+        """What the manifest in ``folder`` says; None if there is none. Raises OSError."""
+        try:
+            data = read_regular_file(folder / MANIFEST_FILE, MAX_MANIFEST_BYTES)
+            if data is None:
+                return None
+            read = manifest.from_bytes(data)
+        except (BadManifestError, codec.CodecError) as error:
+            return Rejection(SEALED_ATTEMPT, step, f"{MANIFEST_FILE}: {error}")
+        if (read.run, read.attempt, read.step) != ("", SEALED_ATTEMPT, step):
+            found = f"run, attempt, step: found {(read.run, read.attempt, read.step)}"
+            return Rejection(SEALED_ATTEMPT, step, f"{MANIFEST_FILE}: {found}, allowed here: {('', 0, step)}")
+        return Found(CheckpointRef(SEALED_ATTEMPT, step, manifest.digest_of(data)), folder, read)
+
+    def folder_of(self, step: int) -> Path:
+        """Where a step lies. Raises FileNotFoundError."""
+        for number, folder in self.steps():
+            if number == step:
+                return folder
+        raise FileNotFoundError(f"{self.root}: no finished checkpoint of step {step}")
+
+
+def seal(
+    path: str | os.PathLike[str],
+    step: int | None = None,
+    *,
+    metrics: Mapping[str, float] | None = None,
+    process_count: int = 1,
+) -> tuple[CheckpointRef, ...]:
+    """Seal ``step`` of a manager's folder, or every finished step that is not sealed yet; returns what was sealed now.
+
+    Every file is made durable and hashed before the manifest is published. A step that the manager deletes meanwhile
+    is left out, unless it is the one asked for. Sealing a sealed step again changes nothing.
+
+    Args:
+        path: the manager's folder.
+        metrics: what to note in the manifest of ``step``, for choosing the best later. Values that are no finite
+            numbers are left out.
+        process_count: how many processes wrote it; noted in the manifest.
+
+    Raises:
+        NotFinished: ``step`` is not there, or its save is not complete.
+        OSError: storage did not answer, or is not writable.
+    """
+    if metrics and step is None:
+        raise ValueError("metrics: found some without a step, allowed: metrics together with the step they belong to")
+    folder = SealedFolder(Path(os.path.abspath(path)))
+    if step is not None:
+        try:
+            chosen = folder.folder_of(step)
+        except FileNotFoundError as error:
+            raise errors.NotFinished(folder.root / str(step), found=str(error)) from None
+        ref = _seal_step(folder, step, chosen, metrics=metrics or {}, process_count=process_count)
+        return () if ref is None else (ref,)
+    sealed = []
+    for number, place in folder.steps():
+        try:
+            ref = _seal_step(folder, number, place, metrics={}, process_count=process_count)
+        except errors.NotFinished as error:
+            log.debug("not sealed: %s", error)
+        except FileNotFoundError:
+            if place.exists():
+                raise
+            log.debug("%s was deleted while it was sealed", place)
+        else:
+            sealed += [] if ref is None else [ref]
+    return tuple(sealed)
+
+
+def verify_sealed(path: str | os.PathLike[str], step: int) -> CheckpointRef:
+    """Compare every byte of a sealed step with its manifest; call it before the restore.
+
+    Raises:
+        DamagedCheckpoint: the step is not sealed, or not what was sealed; names the file.
+        OSError: storage did not answer for a minute, or denies access: says nothing about the checkpoint.
+    """
+    folder = SealedFolder(Path(os.path.abspath(path)))
+    try:
+        place = folder.folder_of(step)
+    except FileNotFoundError:
+        raise errors.DamagedCheckpoint(folder.root / str(step), reason="there is no such step") from None
+    entry = folder.look(step, place)
+    if entry is None:
+        raise errors.DamagedCheckpoint(place, reason=f"not sealed: no {MANIFEST_FILE}")
+    if isinstance(entry, Rejection):
+        raise errors.DamagedCheckpoint(place, reason=entry.reason)
+    try:
+        _verify(entry)
+    except digests.DamagedFileError as error:
+        raise errors.DamagedCheckpoint(place, reason=str(error)) from None
+    return entry.ref
+
+
+def newest_sealed(path: str | os.PathLike[str]) -> int | None:
+    """The newest step whose every byte is as it was sealed; None if nothing was sealed there. Refusals are logged.
+
+    Raises:
+        NoValidCheckpoint: steps are sealed and none is valid, with every reason.
+        OSError: storage did not answer for a minute, or denies access.
+    """
+    folder = SealedFolder(Path(os.path.abspath(path)))
+    refused: list[Rejection] = []
+    for entry in folder.walk() if folder.root.exists() else ():
+        if isinstance(entry, Rejection):
+            refused.append(entry)
+        else:
+            try:
+                _verify(entry)
+            except digests.DamagedFileError as error:
+                refused.append(Rejection(SEALED_ATTEMPT, entry.ref.step, str(error)))
+            else:
+                return entry.ref.step
+        log.warning("%s: step %d is refused: %s", folder.root, refused[-1].step, refused[-1].reason)
+    if refused:
+        raise errors.NoValidCheckpoint(folder.root, refused)
+    return None
+
+
+def _verify(found: Found) -> None:
+    files = found.manifest.files
+    digests.verify_files(found.folder, files, threads=IO_THREADS, transient_seconds=TRANSIENT_SECONDS)
+
+
+def _seal_step(
+    root: SealedFolder, step: int, folder: Path, *, metrics: Mapping[str, float], process_count: int
+) -> CheckpointRef | None:
+    """The new seal; None if there is one. A manifest that cannot be believed is not replaced: a person must look."""
+    entry = root.look(step, folder)
+    if entry is not None:
+        if isinstance(entry, Rejection):
+            raise errors.NotFinished(folder, found=f"a manifest that cannot be believed: {entry.reason}")
+        return None
+    _require_finished(folder)
+    paths = [path.relative_to(folder).as_posix() for path in fs.walk_files(folder)]
+    for path in paths:
+        fs.sync_file(folder / path)
+    for below in fs.walk_folders(folder):
+        fs.sync_folder(below)
+    fs.sync_folder(folder.parent)
+    files = digests.describe_files(folder, [p for p in paths if not _is_ours(p)], threads=IO_THREADS)
+    data = manifest.to_bytes(
+        Manifest(
+            format=manifest.FORMAT,
+            run="",
+            job_uid="",
+            attempt=SEALED_ATTEMPT,
+            step=step,
+            process_count=process_count,
+            device_kind="",
+            tree_digest="",
+            parent="",
+            files=tuple(sorted(files, key=lambda e: e.path)),
+            metrics={name: float(value) for name, value in metrics.items() if math.isfinite(float(value))},
+        )
+    )
+    fs.publish_file(folder / MANIFEST_FILE, data)
+    return CheckpointRef(SEALED_ATTEMPT, step, manifest.digest_of(data))
+
+
+def _is_ours(path: str) -> bool:
+    """The manifest itself, and what a sealing that was killed left of it."""
+    return path == MANIFEST_FILE or path.startswith(f"{MANIFEST_FILE}.")
+
+
+def _require_finished(folder: Path) -> None:
+    """Raises NotFinished: what Orbax takes for a checkpoint includes an empty folder with a number for a name."""
+    if not (folder / COMMIT_FILE).is_file():
+        found = f"no {COMMIT_FILE}: its save is not complete, or an Orbax before 0.12.3 wrote it"
+        raise errors.NotFinished(folder, found=found)
+    try:
+        stamp = json.loads((folder / METADATA_FILE).read_bytes())["commit_timestamp_nsecs"]
+    except (OSError, ValueError, KeyError, TypeError) as error:
+        raise errors.NotFinished(folder, found=f"{METADATA_FILE}: {error!r}") from None
+    if not stamp:
+        raise errors.NotFinished(folder, found=f"{METADATA_FILE}: no time of its commit")
+    if not any(entry.is_dir() for entry in os.scandir(folder)):
+        raise errors.NotFinished(folder, found="no item in it")

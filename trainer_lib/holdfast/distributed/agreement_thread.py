@@ -1,0 +1,159 @@
+"""The background thread that watches for rounds of the agreement and takes this rank through them."""
+
+from __future__ import annotations
+
+import contextlib
+import logging
+import threading
+import time
+from collections.abc import Callable
+from dataclasses import dataclass, replace
+from typing import Final
+
+from holdfast.distributed.agreement import CLOSED, Answer, Ask, Decision, Facts, Gate, Round, round_key, seconds_until
+from holdfast.distributed.coordination import Coordination
+from holdfast.errors import CoordinationLost, PeerLost
+from holdfast_contract import codec
+
+WATCH_SECONDS: Final = 30.0
+"""One blocking read for the next round; renewed for ever. A round wakes it at once."""
+CLOSE_SECONDS: Final = 5.0
+MAX_ROUNDS: Final = 3
+"""A request whose rounds were abandoned this often is given up."""
+
+log = logging.getLogger("holdfast")
+
+
+@dataclass
+class _Wish:
+    """A request of this rank that no round has settled yet."""
+
+    ask: Ask
+    deadline: float | None  # of the monotonic clock
+
+
+class Agreement:
+    """This rank's part in all agreements of an attempt. ``ask`` from any thread; the main thread uses ``gate``.
+
+    ``facts`` is called on the watching thread; ``decided`` there too, with the request and what was decided, before the
+    main thread is let go.
+    """
+
+    def __init__(
+        self, coordination: Coordination, *, facts: Callable[[], Facts], decided: Callable[[Ask, Decision], None]
+    ) -> None:
+        self.gate = Gate()
+        self._coordination, self._facts, self._decided = coordination, facts, decided
+        self._lock = threading.Lock()
+        self._number = 1
+        self._wishes: dict[tuple[str, bool], _Wish] = {}
+        self._settled: set[tuple[str, bool]] = set()
+        self._abandoned: dict[tuple[str, bool], int] = {}
+        self._closing = False
+        self._thread = threading.Thread(target=self._watch, name="holdfast-agreement", daemon=True)
+
+    def start(self) -> None:
+        """Begin to watch."""
+        self._thread.start()
+
+    def ask(self, ask: Ask) -> None:
+        """Ask all ranks for a save. Asking again for the same thing changes nothing. Returns at once."""
+        with self._lock:
+            if ask.key in self._wishes or ask.key in self._settled:
+                return
+            deadline = None if ask.seconds_left is None else time.monotonic() + ask.seconds_left
+            self._wishes[ask.key] = _Wish(ask, deadline)
+            number = self._number
+        self._propose(number)
+
+    def withdraw(self, ask_id: str) -> bool:
+        """Take a request back; True if no round of it had been settled."""
+        with self._lock:
+            found = [key for key in self._wishes if key[0] == ask_id]
+            for key in found:
+                del self._wishes[key]
+            return bool(found)
+
+    def close(self) -> None:
+        """This rank leaves for good: no agreement is possible after it. Waits for the thread, with a limit."""
+        self._closing = True
+        try:
+            self._coordination.create(f"{round_key(self._number)}/ask", CLOSED)
+        except PeerLost:
+            log.debug("the coordination service had gone before the agreement was closed")
+        self._thread.join(CLOSE_SECONDS)
+
+    def _propose(self, number: int) -> None:
+        """Make the oldest wish the subject of a round, unless someone else was first."""
+        with self._lock:
+            wish = next(iter(self._wishes.values()), None)
+        if wish is None:
+            return
+        left = None if wish.deadline is None else seconds_until(wish.deadline)
+        ask = replace(wish.ask, seconds_left=left)
+        try:
+            self._coordination.create(f"{round_key(number)}/ask", codec.encode(ask).decode())
+        except CoordinationLost as error:
+            self.gate.break_down(error)
+
+    def _watch(self) -> None:
+        try:
+            while self._next_round():
+                pass
+        except PeerLost as error:
+            if not self._closing:
+                log.warning("no agreement is possible any more: %s", error)
+                self.gate.break_down(error)
+        except Exception as error:
+            log.exception("the agreement failed")
+            self.gate.break_down(CoordinationLost("the agreement", repr(error)))
+
+    def _next_round(self) -> bool:
+        number = self._number
+        if self._closing:
+            self._coordination.create(f"{round_key(number)}/ask", CLOSED)
+        self._propose(number)
+        try:
+            text = self._coordination.get(f"{round_key(number)}/ask", WATCH_SECONDS)
+        except TimeoutError:
+            return not self._closing
+        if text == CLOSED:
+            return False
+        ask = codec.decode(Ask, text)
+        decision = self._take_part(number, ask)
+        self._settle(ask, decision)
+        if decision.answer is not Answer.ABANDONED and self._coordination.process_index == 0 and number > 1:
+            # Every rank has spoken in this round, so all have left the one before.
+            self._coordination.delete(round_key(number - 1))
+        return True
+
+    def _take_part(self, number: int, ask: Ask) -> Decision:
+        round_ = Round(self._coordination, number, ask, self.gate)
+        while (decision := round_.advance(time.monotonic(), self._facts)) is None:
+            wait_seconds = seconds_until(round_.deadline)
+            awaited = round_.awaited()
+            if awaited is not None and wait_seconds > 0:
+                with contextlib.suppress(TimeoutError):
+                    self._coordination.get(awaited, wait_seconds)
+        return decision
+
+    def _settle(self, ask: Ask, decision: Decision) -> None:
+        """Note the outcome, tell it, and let the main thread go: in this order, so that it never overtakes its orders."""
+        with self._lock:
+            self._number += 1
+            if decision.answer is Answer.ABANDONED and self._may_retry(ask):
+                decision = replace(decision, reason=f"{decision.reason}; asking again")
+                retry = True
+            else:
+                self._settled.add(ask.key)
+                self._wishes.pop(ask.key, None)
+                retry = False
+        log.debug("round %d, %s: %s", self._number - 1, ask, decision)
+        if not retry:
+            self._decided(ask, decision)
+        self.gate.release(ask, decision)
+
+    def _may_retry(self, ask: Ask) -> bool:
+        count = self._abandoned.get(ask.key, 0) + 1
+        self._abandoned[ask.key] = count
+        return ask.seconds_left is not None and ask.seconds_left > 0 and count < MAX_ROUNDS

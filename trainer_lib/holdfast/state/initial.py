@@ -1,0 +1,93 @@
+"""The state a run begins with: its shape is needed before every restore, its numbers only if there is none."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Collection
+from typing import Any
+
+import jax
+
+from holdfast.state import nnx
+
+PyTree = Any
+
+
+class Initial:
+    """What ``restore`` was given: a function that builds the state, or the state itself.
+
+    A jitted function without arguments is compiled, not run, to learn shapes and shardings, so that no second state
+    exists beside the restored one. So is any function when ``shardings`` are given. Any other function is run, and what
+    it built is let go of before the restore.
+
+    States with NNX objects are stored as dictionaries of arrays: ``abstract`` is of that form, ``shardings`` may be.
+    """
+
+    def __init__(self, source: Any, shardings: Any = None) -> None:
+        self._build: Callable[[], PyTree]
+        self._frame: PyTree = None  # with NNX objects: where the numbers go
+        if not callable(source) or _is_state(source) or nnx.holds_objects(source):
+            self._build, self._frame = lambda: source, source
+            self.abstract = abstract_of(nnx.arrays_of(source))
+        elif shardings is not None:
+            self._frame = nnx.abstractly(source)
+            self.abstract = _with_shardings(nnx.arrays_of(self._frame), shardings)
+            placed = jax.tree_util.tree_map(lambda leaf: leaf.sharding, self.abstract)
+            arrays = jax.jit(lambda: nnx.arrays_of(source()), out_shardings=placed)
+            self._build = lambda: nnx.put(self._frame, arrays())
+        else:
+            self._learn(source)
+
+    def build(self) -> PyTree:
+        """The state, built now, as the program holds it."""
+        return self._build()
+
+    def fill(self, arrays: PyTree, new: Collection[str] = ()) -> PyTree:
+        """The state as the program holds it, with these numbers; leaves at the paths ``new`` are built instead."""
+        if new:
+            built = nnx.arrays_of(self._build())
+            arrays = jax.tree_util.tree_map_with_path(
+                lambda path, number, fresh: fresh if jax.tree_util.keystr(path) in new else number, arrays, built
+            )
+        return nnx.put(self._frame, arrays)
+
+    def _learn(self, source: Callable[[], PyTree]) -> None:
+        self._build = source
+        if hasattr(source, "lower") and not nnx.holds_objects(shapes := nnx.abstractly(source)):
+            compiled = source.lower().compile()
+            self._build = compiled
+            self.abstract = _with_shardings(shapes, compiled.output_shardings)
+            return
+        built = source()
+        self.abstract = abstract_of(nnx.arrays_of(built))
+        if nnx.holds_objects(built):
+            self._frame = nnx.put(built, self.abstract)
+
+
+def abstract_of(state: PyTree) -> PyTree:
+    """Shapes, dtypes and shardings of the arrays of a state; other leaves as they are."""
+
+    def leaf_of(leaf: Any) -> Any:
+        if isinstance(leaf, jax.Array):
+            return _struct(leaf, leaf.sharding)
+        return leaf
+
+    return jax.tree_util.tree_map(leaf_of, state)
+
+
+def _is_state(source: object) -> bool:
+    """A pytree node may be callable too, as module objects are; then it is meant as a state."""
+    return not jax.tree_util.all_leaves([source])
+
+
+def _with_shardings(shapes: PyTree, shardings: Any) -> PyTree:
+    """``shardings``: a tree like ``shapes``, or one whose leaves stand for whole branches; a single one for all."""
+
+    def spread(sharding: Any, branch: PyTree) -> PyTree:
+        return jax.tree_util.tree_map(lambda leaf: _struct(leaf, sharding), branch)
+
+    is_leaf = lambda node: isinstance(node, jax.sharding.Sharding)  # noqa: E731
+    return jax.tree_util.tree_map(spread, shardings, shapes, is_leaf=is_leaf)
+
+
+def _struct(leaf: Any, sharding: Any) -> jax.ShapeDtypeStruct:
+    return jax.ShapeDtypeStruct(leaf.shape, leaf.dtype, sharding=sharding)  # type: ignore[no-untyped-call]

@@ -1,0 +1,74 @@
+"""What a state is made of, without its numbers: the record beside the arrays."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any, Final
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+
+from holdfast import errors
+from holdfast.state.leaves import STRUCTURE_FILE, Leaf, LeafKind, Structure, from_bytes
+
+__all__ = [
+    "STRUCTURE_FILE",
+    "Leaf",
+    "LeafKind",
+    "PyTree",
+    "Structure",
+    "from_bytes",
+    "is_key",
+    "structure_of",
+]
+
+PyTree = Any
+
+_SCALARS: Final = (bool, int, float)
+
+
+def structure_of(state: PyTree) -> Structure:
+    """Describe a state, real or abstract (ShapeDtypeStruct leaves).
+
+    Raises:
+        UnsupportedLeaf: a leaf is neither an array nor a number, or two leaves would share one name on disk.
+    """
+    leaves, _ = jax.tree_util.tree_flatten_with_path(state)
+    described = tuple(_describe(jax.tree_util.keystr(path), value) for path, value in leaves)
+    _refuse_shared_names([jax.tree_util.keystr(path, simple=True, separator=".") for path, _ in leaves], described)
+    return Structure(described)
+
+
+def is_key(value: object) -> bool:
+    """Whether a leaf, real or abstract, holds typed PRNG keys."""
+    dtype = getattr(value, "dtype", None)
+    return dtype is not None and bool(jnp.issubdtype(dtype, jax.dtypes.prng_key))
+
+
+def _describe(path: str, value: Any) -> Leaf:
+    if isinstance(value, jax.Array | jax.ShapeDtypeStruct):
+        kind = LeafKind.KEY if is_key(value) else LeafKind.ARRAY
+        if kind is LeafKind.KEY and 0 in value.shape:
+            raise errors.UnsupportedLeaf(path, found="an empty array of keys")
+        return Leaf(path, kind, tuple(value.shape), str(value.dtype))
+    if isinstance(value, np.ndarray | np.generic) and _is_numeric(value.dtype):
+        return Leaf(path, LeafKind.NUMPY, tuple(value.shape), str(value.dtype))
+    if isinstance(value, _SCALARS):
+        return Leaf(path, LeafKind.SCALAR, (), type(value).__name__)
+    raise errors.UnsupportedLeaf(path, found=type(value).__name__)
+
+
+def _is_numeric(dtype: np.dtype[Any]) -> bool:
+    """Plain numbers and the extended ones (bfloat16 and its kin, whose numpy kind is 'V')."""
+    return dtype.kind in "biufc" or bool(jnp.issubdtype(dtype, np.number))
+
+
+def _refuse_shared_names(names: Sequence[str], leaves: Sequence[Leaf]) -> None:
+    seen: dict[str, Leaf] = {}
+    for name, leaf in zip(names, leaves, strict=True):
+        if name in seen:
+            raise errors.UnsupportedLeaf(
+                leaf.path, found=f"the stored name {name!r}, which {seen[name].path} has too (a '.' in a key)"
+            )
+        seen[name] = leaf

@@ -1,0 +1,1 @@
+"""The bytes on storage: durable file operations, digests, and the layout of plain Orbax checkpoints."""

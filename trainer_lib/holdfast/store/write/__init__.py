@@ -1,0 +1,1 @@
+"""One save, from the snapshot in memory to the manifest that makes it exist. Begin with ``save``."""

@@ -1,0 +1,69 @@
+"""Filling in a manifest."""
+
+from __future__ import annotations
+
+import functools
+import importlib.metadata
+import math
+import platform
+from collections.abc import Iterable, Mapping
+from typing import SupportsFloat, cast
+
+import jax
+
+from holdfast.distributed.coordination import Coordination
+from holdfast.store.claim import Claim
+from holdfast.store.handle import logger
+from holdfast.store.write.save_work import SaveWork
+from holdfast_contract.manifest import FORMAT, FileEntry, Manifest
+
+_PACKAGES = ("holdfast", "jax", "jaxlib", "numpy", "orbax-checkpoint", "tensorstore")
+
+
+def build(claim: Claim, work: SaveWork, files: Iterable[FileEntry], coordination: Coordination) -> Manifest:
+    """The manifest of a save whose files are all durable."""
+    return Manifest(
+        format=FORMAT,
+        run=claim.folder.run,
+        job_uid=claim.owner.job_uid,
+        attempt=claim.attempt,
+        step=work.step,
+        process_count=coordination.process_count,
+        device_kind=jax.devices()[0].device_kind,
+        tree_digest=work.part.structure.digest,
+        parent=work.parent,
+        files=tuple(sorted(files, key=lambda entry: entry.path)),
+        metrics=finite_metrics(work.metrics),
+        versions=versions(),
+        pinned=work.pinned,
+        elapsed_seconds=work.elapsed_seconds,
+    )
+
+
+def finite_metrics(metrics: Mapping[str, object]) -> dict[str, float]:
+    """Metrics as plain numbers. NaN and infinity are left out, which retention treats as worst.
+
+    A metric that cannot be read costs its value, never the checkpoint.
+    """
+    plain = {}
+    for name, value in metrics.items():
+        try:
+            number = float(cast("SupportsFloat", value))
+        except (TypeError, ValueError, RuntimeError) as error:
+            logger.warning("metric %r is not stored: %s", name, error)
+            continue
+        if math.isfinite(number):
+            plain[name] = number
+    return plain
+
+
+@functools.cache
+def versions() -> dict[str, str]:
+    """What wrote the checkpoint."""
+    found = {"python": platform.python_version()}
+    for package in _PACKAGES:
+        try:
+            found[package] = importlib.metadata.version(package)
+        except importlib.metadata.PackageNotFoundError:
+            continue
+    return found

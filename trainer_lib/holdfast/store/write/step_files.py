@@ -1,0 +1,95 @@
+"""What one rank writes for a save: into the step's folder, durable, and described for the manifest."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass, field, replace
+from pathlib import Path
+from typing import Final
+
+from holdfast.state.structure import Structure
+from holdfast.store.format import digests, fs
+from holdfast.store.format.data_files import data_file
+from holdfast.store.format.orbax_records import part_folder
+from holdfast.store.settings import StoreSettings
+from holdfast.store.write import checking
+from holdfast.store.write.snapshot import Snapshot
+from holdfast.store.write.writers import Writer
+from holdfast_contract.keys import STATE_FOLDER
+from holdfast_contract.manifest import FileEntry
+
+_NOTHING_KNOWN: Final[Mapping[str, FileEntry]] = {}
+
+
+@dataclass(frozen=True)
+class PartWork:
+    """What this rank has to write. ``data``: its data position."""
+
+    snapshot: Snapshot
+    writer: Writer
+    structure: Structure
+    data: bytes | None
+
+
+@dataclass
+class StepFiles:
+    """The files of one step's folder. ``timings``: seconds of each stage, added up."""
+
+    folder: Path
+    settings: StoreSettings
+    timings: dict[str, float] = field(default_factory=dict)
+
+    def names(self) -> list[str]:
+        """All files that are there now, by path below the folder."""
+        return [path.relative_to(self.folder).as_posix() for path in fs.walk_files(self.folder)]
+
+    def write_part(self, work: PartWork, rank: int) -> tuple[FileEntry, ...]:
+        """Write this rank's part, make it durable and describe it. Raises OSError, SavedOtherwiseError."""
+        with self.timed("write_seconds"):
+            hashed = work.writer.write_part(self.folder / STATE_FOLDER)
+            if work.data is not None:
+                fs.write_file(self.folder / data_file(rank), work.data)
+        self._note_hashing(work.writer.hash_seconds)
+        known = {f"{STATE_FOLDER}/{e.path}": replace(e, path=f"{STATE_FOLDER}/{e.path}") for e in hashed}
+        mine = [path for path in self.names() if digests.writer_of(path) == rank]
+        if rank == 0:
+            mine = [path for path in mine if _is_of_a_process(path)]
+        files = self.make_durable(mine, known)
+        if self.settings.check_saves:
+            with self.timed("check_seconds"):
+                part = [entry for entry in files if entry.path.startswith(f"{STATE_FOLDER}/{part_folder(rank)}/")]
+                checking.compare_part(self.folder, work.snapshot, part, work.structure, rank)
+        return files
+
+    def make_durable(
+        self, paths: Sequence[str], known: Mapping[str, FileEntry] = _NOTHING_KNOWN
+    ) -> tuple[FileEntry, ...]:
+        """Sync files and describe them; those that are ``known`` need not be read again."""
+        with self.timed("sync_seconds"):
+            for path in paths:
+                fs.sync_file(self.folder / path)
+        with self.timed("digest_seconds"):
+            unknown = [path for path in paths if path not in known]
+            read = digests.describe_files(self.folder, unknown, threads=self.settings.io_threads)
+        return (*(known[path] for path in paths if path in known), *read)
+
+    @contextmanager
+    def timed(self, stage: str) -> Iterator[None]:
+        """Count what is done inside as time of ``stage``."""
+        start = time.monotonic()
+        try:
+            yield
+        finally:
+            self.timings[stage] = self.timings.get(stage, 0.0) + time.monotonic() - start
+
+    def _note_hashing(self, seconds: float) -> None:
+        """What writing waited for digests counts as theirs."""
+        self.timings["digest_seconds"] = self.timings.get("digest_seconds", 0.0) + seconds
+        self.timings["write_seconds"] -= seconds
+
+
+def _is_of_a_process(path: str) -> bool:
+    """Whether a file is final before the merge: the parts are, what rank 0 writes besides is not."""
+    return digests.writer_of(path, default=-1) == 0

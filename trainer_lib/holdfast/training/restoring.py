@@ -1,0 +1,83 @@
+"""What every way to restore has in common."""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any, Literal
+
+from holdfast.state import data as positions
+from holdfast_contract.manifest import CheckpointRef
+
+if TYPE_CHECKING:
+    from holdfast.state.initial import Initial
+    from holdfast.store import Allowed, Choice, Restored, Store, Unpinned
+    from holdfast.store.read.candidates import Metric
+
+    PyTree = Any
+
+log = logging.getLogger("holdfast")
+
+
+@dataclass(frozen=True)
+class Wanted:
+    """What to go on from, and what may have changed since. ``pin``: nothing newer may be restored."""
+
+    pin: CheckpointRef | Unpinned | None
+    allowed: Allowed
+    choice: Choice
+
+
+def wanted(
+    pin: CheckpointRef | Literal["any"] | None,
+    new_leaves: Sequence[str],
+    dropped_leaves: Sequence[str],
+    *,
+    step: int | None = None,
+    best: Metric | None = None,
+) -> Wanted:
+    """The arguments of a ``restore`` as the store takes them. Raises TypeError, ValueError."""
+    from holdfast.store import UNPINNED, Allowed, Choice
+
+    for given in (new_leaves, dropped_leaves):
+        if isinstance(given, str):
+            raise TypeError(f"new_leaves, dropped_leaves: found {given!r}, allowed: a list of paths")
+    allowed = Allowed(tuple(new_leaves), tuple(dropped_leaves))
+    return Wanted(UNPINNED if pin == "any" else pin, allowed, Choice(step, best))
+
+
+def begin_or_continue(
+    store: Store, initial: Initial, data: Any, wish: Wanted, process_count: int
+) -> tuple[PyTree, Restored | None]:
+    """The state to train on from, and the checkpoint it comes from if there is one; ``data`` is put where it was then.
+
+    What the first save will need is got ready in the background meanwhile. Raises as ``Session.restore``.
+    """
+    from holdfast.state import nnx
+
+    restored = store.restore(wish.pin, initial.abstract, wish.allowed, wish.choice)
+    if restored is None:
+        state = initial.build()
+    else:
+        reinstate(data, restored, process_count)
+        state = initial.fill(restored.state, restored.changed.new)
+    store.prepare(nnx.arrays_of(state))
+    return state, restored
+
+
+def reinstate(data: Any, restored: Restored, process_count: int) -> None:
+    """Put the iterator where the checkpoint says, by the rule of ``holdfast.state.data``; log what differs as allowed.
+
+    Raises:
+        RestoreError: the position does not fit the iterator or the number of processes.
+    """
+    name = f"checkpoint of attempt {restored.ref.attempt}, step {restored.ref.step}"
+    if restored.manifest.process_count == process_count:
+        positions.reinstate(data, restored.data, checkpoint=name)
+    else:
+        stored = restored.positions()
+        positions.reinstate_elsewhere(data, stored, process_count=process_count, checkpoint=name)
+    for paths, fate in ((restored.changed.new, "begin anew"), (restored.changed.dropped, "were left behind")):
+        if paths:
+            log.warning("%s: %d leaves %s, as allowed: %s", name, len(paths), fate, ", ".join(sorted(paths)))

@@ -1,0 +1,166 @@
+"""Saves of one rank: one at a time, what they cost, and which requests each of them answers."""
+
+from __future__ import annotations
+
+import logging
+import threading
+import time
+from collections import deque
+from collections.abc import Callable, Sequence
+from typing import TYPE_CHECKING, Any, Final
+
+from holdfast.distributed.agreement import Ask, Facts
+from holdfast.errors import HoldfastError, PeerLost
+from holdfast.policies.saving import Moment
+from holdfast.training.goodput import Accountant
+from holdfast.training.progress import Steps
+from holdfast.training.status import Status
+from holdfast_contract.manifest import CheckpointRef
+from holdfast_contract.reasons import Bucket
+from holdfast_contract.sync import FailureHistory
+
+if TYPE_CHECKING:
+    from holdfast.store import Request, SaveHandle, Store
+
+RECENT_SAVES: Final = 100
+"""Window of the 99th percentile: with fewer it is the slowest."""
+
+MARGIN_SECONDS: Final = 200.0
+"""So much longer than the store lets a save take; only a defect gets here."""
+
+log = logging.getLogger("holdfast")
+
+Answered = Callable[[Sequence[Ask], "CheckpointRef | None", str], None]
+
+
+class Saves:
+    """Begins saves on the main thread and follows them. ``answered`` tells on a background thread how requests ended:
+    with a committed checkpoint, or None and the reason. ``history``: failures before this attempt.
+    """
+
+    def __init__(
+        self,
+        store: Store,
+        *,
+        accountant: Accountant,
+        steps: Steps,
+        status: Status,
+        answered: Answered,
+        history: FailureHistory,
+    ) -> None:
+        self._store, self._accountant, self._steps, self._status = store, accountant, steps, status
+        self._answered, self._history = answered, history
+        self._lock = threading.Lock()
+        self._handle: SaveHandle | None = None
+        self._began = time.monotonic()
+        self._stalls: deque[float] = deque(maxlen=RECENT_SAVES)
+        self._writes: deque[float] = deque(maxlen=RECENT_SAVES)
+        self.last_step = -1
+
+    def begin(self, step: int, state: Any, request: Request, asks: Sequence[Ask] = ()) -> SaveHandle:
+        """Snapshot now and save in the background. Waits for the save before, which every rank does at the same step.
+
+        What the store raises at once (a leaf that cannot be stored) is a mistake of the program and is raised.
+        """
+        with self._accountant.within(Bucket.SAVE_STALL):
+            self.wait()
+            began = time.monotonic()
+            handle = self._store.save(step, state, request)
+        stalled = time.monotonic() - began
+        with self._lock:
+            self._handle, self._began, self.last_step = handle, began, step
+            self._stalls.append(stalled)
+        handle.add_done_callback(lambda done: self._finished(done, began, asks))
+        return handle
+
+    def wait(self) -> None:
+        """Return when no save is in flight, whatever became of it; the store ends each within its own limit."""
+        handle = self._handle
+        limit = self._store.save_seconds + MARGIN_SECONDS
+        if handle is not None and not handle.wait(limit):
+            raise PeerLost(f"the save of step {handle.step}", limit_seconds=limit)
+
+    def follow(self, step: int, ask: Ask) -> None:
+        """Let the save of ``step``, in flight or just committed, answer ``ask``."""
+        handle = self._handle
+        if handle is None or handle.step != step:
+            newest = self._status.newest
+            found = newest if newest is not None and newest.step == step else None
+            self._answered([ask], found, "" if found else f"the save of step {step} is not known")
+            return
+        handle.add_done_callback(lambda done: self._answer([ask], done))
+
+    def start_clock(self) -> None:
+        """The loop begins: intervals count from now."""
+        self._began = time.monotonic()
+
+    @property
+    def in_flight(self) -> SaveHandle | None:
+        """The save that is being written."""
+        handle = self._handle
+        return None if handle is None or handle.done() else handle
+
+    @property
+    def last(self) -> SaveHandle | None:
+        """The latest save, whatever became of it."""
+        return self._handle
+
+    def moment(self, step: int) -> Moment:
+        """What a policy may look at after ``step``."""
+        with self._lock:
+            stall = sum(self._stalls) / len(self._stalls) if self._stalls else None
+            since = time.monotonic() - self._began
+            return Moment(step, since, stall, self._write_seconds(), self._steps.recent(), self._history_now())
+
+    def facts(self) -> Facts:
+        """This rank's part in an agreement, but for the step entered."""
+        completed, newest = self._steps.completed, self._status.newest
+        flying = self.in_flight
+        with self._lock:
+            write = self._write_seconds() or 0.0
+            remaining = max(0.0, write - (time.monotonic() - self._began)) if flying else 0.0
+        step_seconds = self._steps.step_seconds or 0.0
+        return Facts(
+            completed=completed,
+            newest=-1 if newest is None else newest.step,
+            in_flight=flying.step if flying else None,
+            in_flight_seconds=remaining,
+            # The steps that were dispatched already and the one that is saved, then the save before, then this one.
+            forecast_seconds=(self._steps.pending + 1) * step_seconds + remaining + write,
+        )
+
+    def _history_now(self) -> FailureHistory:
+        running = self._history.running_seconds + self._accountant.age_seconds
+        return FailureHistory(self._history.failures, running)
+
+    def _write_seconds(self) -> float | None:
+        """99th percentile of recent saves, from their call to their commit."""
+        if not self._writes:
+            return None
+        return sorted(self._writes)[max(0, -(-99 * len(self._writes) // 100) - 1)]
+
+    def _finished(self, handle: SaveHandle, began: float, asks: Sequence[Ask]) -> None:
+        error = handle.exception()
+        if error is None:
+            with self._lock:
+                self._writes.append(time.monotonic() - began)
+            self._status.committed(handle.result(0))
+            log.info("step %d is committed", handle.step)
+        else:
+            log.error("training goes on without the checkpoint of step %d: %s", handle.step, error)
+            self._status.storage_failed(str(error))
+        self._answer(asks, handle)
+
+    def _answer(self, asks: Sequence[Ask], handle: SaveHandle) -> None:
+        error = handle.exception()
+        if asks:
+            self._answered(asks, None if error else handle.result(0), str(error or ""))
+
+
+def raise_failure(handle: SaveHandle | None) -> None:
+    """Raise what made a finished save fail, if it did."""
+    error = None if handle is None else handle.exception()
+    if isinstance(error, HoldfastError):
+        raise error
+    if error is not None:
+        raise RuntimeError(str(error)) from error
