@@ -30,7 +30,7 @@ PROGRAM = """
 import sys, time
 import jax.numpy as jnp
 import holdfast
-from holdfast.store import fs
+from holdfast.store.format import fs
 
 fs.set_fault_hook(lambda operation, path: time.sleep(0.2) if operation == "before:sync-file" else None)
 def begin():
