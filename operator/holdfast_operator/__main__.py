@@ -8,9 +8,10 @@ import os
 import sys
 
 from holdfast_contract.exits import ExitCode
-from holdfast_operator import logs, settings
+from holdfast_operator import settings
 from holdfast_operator.app import Operator
 from holdfast_operator.gateway.access import AccessError
+from holdfast_operator.telemetry import logs
 
 log = logging.getLogger("holdfast_operator")
 

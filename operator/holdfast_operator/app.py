@@ -15,23 +15,25 @@ from collections.abc import Coroutine, Mapping
 from typing import Any, Final
 
 from holdfast_contract import keys
-from holdfast_operator import lease, logs, watch
-from holdfast_operator.board import Board
-from holdfast_operator.control import ControlEndpoint
-from holdfast_operator.control_caller import Callers
+from holdfast_operator import lease
 from holdfast_operator.decide.children import ControlSettings
-from holdfast_operator.events import Recorder
 from holdfast_operator.gateway import access
 from holdfast_operator.gateway.errors import KubeError, NotFound, TooManyRequests, Unavailable
 from holdfast_operator.gateway.kube import Kube
-from holdfast_operator.health import Health
-from holdfast_operator.hints import Hints
-from holdfast_operator.metrics import OperatorMetrics
 from holdfast_operator.ports import SystemClock
-from holdfast_operator.queue import WorkQueue
-from holdfast_operator.reconcile import Reconciler
+from holdfast_operator.reconcile.queue import WorkQueue
+from holdfast_operator.reconcile.reconciler import Reconciler
 from holdfast_operator.settings import Settings
-from holdfast_operator.tls import Certificate
+from holdfast_operator.sync_endpoint.authentication import Callers
+from holdfast_operator.sync_endpoint.board import Board
+from holdfast_operator.sync_endpoint.endpoint import ControlEndpoint
+from holdfast_operator.sync_endpoint.tls import Certificate
+from holdfast_operator.telemetry import logs
+from holdfast_operator.telemetry.events import Recorder
+from holdfast_operator.telemetry.health import Health
+from holdfast_operator.telemetry.metrics import OperatorMetrics
+from holdfast_operator.watch import kopf_watch as watch
+from holdfast_operator.watch.cache import Hints
 
 RESYNC_SECONDS: Final = 30.0
 WATCH_SILENCE_SECONDS: Final = 120.0

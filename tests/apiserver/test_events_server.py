@@ -19,9 +19,9 @@ from holdfast_contract.reasons import Condition, Reason
 from holdfast_contract.sync import Progress, TrainerExit, TrainerPhase
 from holdfast_operator.decide import conditions
 from holdfast_operator.decide.actions import Event
-from holdfast_operator.events import MAX_NOTE_BYTES, Recorder
 from holdfast_operator.gateway.errors import Unavailable
 from holdfast_operator.gateway.kube import Kube
+from holdfast_operator.telemetry.events import MAX_NOTE_BYTES, Recorder
 from localkube.access import ClusterAccess
 from tests.support.crd_server import connect, install_definition
 from tests.support.kubectl import kubectl

@@ -10,8 +10,8 @@ from typing import Any
 import pytest
 
 from holdfast_contract.exits import ExitCode
-from holdfast_operator import watch
 from holdfast_operator.gateway import access
+from holdfast_operator.watch import kopf_watch as watch
 from localkube.access import ClusterAccess
 from tests.support.crd_server import connect, install_definition
 from tests.support.manifests import training_job

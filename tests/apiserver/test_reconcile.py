@@ -15,9 +15,10 @@ from holdfast_contract import crd, keys
 from holdfast_contract.manifest import CheckpointRef
 from holdfast_contract.reasons import Condition, Reason, SaveOutcome
 from holdfast_contract.sync import Action, Directive, Inspection
-from holdfast_operator.board import PodIdentity
-from holdfast_operator.decide import conditions, recovery
+from holdfast_operator.decide import conditions
+from holdfast_operator.decide.rules import preparation
 from holdfast_operator.gateway.errors import Invalid
+from holdfast_operator.sync_endpoint.board import PodIdentity
 from tests.support.kubectl import kubectl
 from tests.support.reconcile_rig import CONTROL, Rig, rig
 
@@ -136,7 +137,7 @@ def test_a_pod_takes_the_place_that_was_doomed_when_nothing_else_is_to_be_had(
     play: Rig, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """The notice is withdrawn after the pod was gone and its replacement made: an affinity cannot be taken back."""
-    monkeypatch.setattr(recovery, "PLACE_SECONDS", 2.0)
+    monkeypatch.setattr(preparation, "PLACE_SECONDS", 2.0)
     started(play)
     node = play.pods()["job-1-0"].spec.node_name
     doomed = [name for name, pod in play.pods().items() if pod.spec.node_name == node]

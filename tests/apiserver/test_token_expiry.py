@@ -14,7 +14,7 @@ from kubernetes.client import CoreV1Api
 
 from holdfast_contract import keys
 from holdfast_contract.sync import PROTOCOL, Report, TrainerPhase
-from holdfast_operator.control_caller import ACCEPTED_SECONDS
+from holdfast_operator.sync_endpoint.authentication import ACCEPTED_SECONDS
 from localkube.cluster import Cluster
 from tests.support.agent_rig import SERVICE, AgentRig
 from tests.support.crd_server import connect, install_definition

@@ -32,8 +32,8 @@ from holdfast_operator.decide.actions import Count, CreatePod, DeleteJob, Delete
 from holdfast_operator.decide.children import pod_name
 from holdfast_operator.decide.facts import (
     ContainerEnd,
-    Heard,
     JobFact,
+    LastReport,
     NodeCondition,
     NodeFact,
     Observation,
@@ -110,7 +110,7 @@ class World:
         job = JobFact(
             "ns", "job", "job-uid", 1, START, self.spec, self.status, self.deleted_at, has_finalizer=self.finalizer
         )
-        heard = {uid: Heard(a.report, (self.now - a.spoke_at).total_seconds()) for uid, a in self.agents.items()}
+        heard = {uid: LastReport(a.report, (self.now - a.spoke_at).total_seconds()) for uid, a in self.agents.items()}
         nodes = {n: self.nodes.get(n, NodeFact(n, exists=False)) for n in hosts}
         return Observation(job, tuple(self.pods.values()), nodes, heard, self.other_owner)
 

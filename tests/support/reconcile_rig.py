@@ -33,14 +33,14 @@ from holdfast_contract.sync import (
     TrainerExit,
     TrainerPhase,
 )
-from holdfast_operator.board import Board, PodIdentity
 from holdfast_operator.decide.actions import Count, Event
 from holdfast_operator.decide.children import ControlSettings
-from holdfast_operator.events import Recorder
 from holdfast_operator.gateway.errors import KubeError
 from holdfast_operator.gateway.kube import Kube
 from holdfast_operator.ports import Manifest, SystemClock
-from holdfast_operator.reconcile import Reconciler
+from holdfast_operator.reconcile.reconciler import Reconciler
+from holdfast_operator.sync_endpoint.board import Board, PodIdentity
+from holdfast_operator.telemetry.events import Recorder
 from tests.support.manifests import training_job
 
 CONTROL: Final = ControlSettings("https://holdfast.holdfast-system.svc:8443", "-----BEGIN CERTIFICATE-----\nMII\n")

@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 
 from holdfast_contract.sync import PROTOCOL, Action, Directive, Progress, Report, SaveRequest, TrainerPhase
-from holdfast_operator.board import NOT_MEMBER, NOT_READY, Board, PodIdentity, meaning
+from holdfast_operator.sync_endpoint.board import NOT_MEMBER, NOT_READY, Board, PodIdentity, meaning
 
 ONE, TWO = PodIdentity("ns", "train-0-1", "u1"), PodIdentity("ns", "train-1-1", "u2")
 REPORT = Report(PROTOCOL, 1, "", TrainerPhase.RUNNING)

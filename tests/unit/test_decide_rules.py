@@ -15,7 +15,7 @@ from holdfast_contract.reasons import Bucket, Cause, Condition, SaveOutcome
 from holdfast_contract.sync import Action, Inspection
 from holdfast_operator.decide import conditions, goodput
 from holdfast_operator.decide.causes import Evidence, classify
-from holdfast_operator.decide.members import View
+from holdfast_operator.decide.members import JobView
 from tests.support.decide_world import START, World, spec
 
 # ---- causes
@@ -117,7 +117,7 @@ def exact_sum(world: World) -> None:
 
 def only_members_run(world: World) -> None:
     """No trainer is told to run in a pod that is not its index's member, nor two pods of one index."""
-    members = {w.pod.uid for w in View.of(world.observe(), world.now).workers if w.pod is not None}
+    members = {w.pod.uid for w in JobView.of(world.observe(), world.now).workers if w.pod is not None}
     plan = world.plans[-1]
     running = {uid for uid, d in (plan.directives or {}).items() if d.action is Action.RUN}
     assert running <= members

@@ -11,8 +11,9 @@ from holdfast_contract.exits import ExitCode
 from holdfast_contract.manifest import CheckpointRef, Owner, Rejection
 from holdfast_contract.reasons import Cause, Condition, Reason, SaveOutcome
 from holdfast_contract.sync import Action, Inspection, Progress, TrainerExit, TrainerPhase
-from holdfast_operator.decide import conditions, recovery
+from holdfast_operator.decide import conditions
 from holdfast_operator.decide.facts import NodeCondition, OtherOwner, Taint
+from holdfast_operator.decide.rules import preparation
 from tests.support.decide_world import START, World, spec
 
 
@@ -303,7 +304,7 @@ def test_a_pod_that_is_kept_off_the_only_place_gets_it_once_its_notice_is_gone()
     began = world.status.transition.began_at if world.status.transition else world.now
     world.settle(world.training, passes=200)
     assert began is not None
-    assert (world.now - began).total_seconds() < recovery.PLACE_SECONDS + 30
+    assert (world.now - began).total_seconds() < preparation.PLACE_SECONDS + 30
     assert len([e for e in told(world) if e is Reason.WORKERS_PENDING]) <= 4, "it is no loop"
 
 

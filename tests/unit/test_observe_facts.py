@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 
 from holdfast_contract import keys
-from holdfast_operator import observe
+from holdfast_operator.reconcile import observe
 from tests.support.manifests import training_job, with_value
 
 OWNER = {"uid": "job-uid", "controller": True, "kind": keys.KIND, "name": "lm", "apiVersion": keys.API_VERSION}

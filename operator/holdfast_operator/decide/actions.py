@@ -64,7 +64,7 @@ class Count:
 
 
 @dataclass(frozen=True)
-class Turn:
+class StatusDecision:
     """A decision that must be remembered before anything follows from it: a new status and what to tell the world."""
 
     status: TrainingJobStatus
@@ -83,8 +83,8 @@ class Wait:
 class Plan:
     """The result of a decision.
 
-    A plan either *turns* (``actions`` and ``directives`` are empty or unchanged; the status is written and the next
-    pass follows at once) or *carries out* what the status says already. ``directives`` None leaves the published ones.
+    A plan either stores a decision (no ``actions``; ``directives`` None, which leaves the published ones; the next pass
+    follows at once) or brings about what the stored status says already.
     """
 
     status: TrainingJobStatus

@@ -11,16 +11,16 @@ from typing import Final
 from holdfast_contract.api import AttemptEnd, Strategy, TrainingJobStatus, Transition
 from holdfast_contract.reasons import Cause, Metric, Reason
 from holdfast_operator.decide import failures, goodput, progress, storage
-from holdfast_operator.decide.actions import Count, Event, Turn
+from holdfast_operator.decide.actions import Count, Event, StatusDecision
 from holdfast_operator.decide.causes import End
-from holdfast_operator.decide.members import View
+from holdfast_operator.decide.members import JobView
 
 FREE_ATTEMPTS: Final = 3
 """How many attempts in a row may end without a step before the next one has to wait."""
 LONGEST_PAUSE_SECONDS: Final = 60.0
 
 
-def finish(view: View, cause: Cause, *, message: str, end: End | None = None) -> TrainingJobStatus:
+def finish(view: JobView, cause: Cause, *, message: str, end: End | None = None) -> TrainingJobStatus:
     """The status once the active attempt is over: its end is written down and its lost steps are accounted."""
     record = AttemptEnd(
         attempt=view.status.active_attempt,
@@ -36,30 +36,30 @@ def finish(view: View, cause: Cause, *, message: str, end: End | None = None) ->
     return status.model_copy(update={"last_end": record, "end_seen_at": None, "save": None, "failures": counted})
 
 
-def lost_steps(view: View) -> int:
+def lost_steps(view: JobView) -> int:
     """Steps of the active attempt that are not in any committed checkpoint."""
     newest = view.status.checkpoint.newest
     return max(0, progress.reached(view) - (newest.step if newest is not None else 0))
 
 
 def restart(
-    view: View, status: TrainingJobStatus, cause: Cause, *, workers: Iterable[int], nodes: Iterable[str], why: str
-) -> Turn:
+    view: JobView, status: TrainingJobStatus, cause: Cause, *, workers: Iterable[int], nodes: Iterable[str], why: str
+) -> StatusDecision:
     """The next attempt, for a cause that is counted here and nowhere else.
 
-    ``workers`` get new pods away from ``nodes``; the others start anew in place. Where a move was being prepared, the
-    attempt that it has numbered already is this one.
+    ``workers`` get new pods away from ``nodes``; the others start anew in place. Where a replacement was being prepared,
+    the attempt that it has numbered already is this one.
     """
-    move = status.transition
-    number = move.attempt if move is not None and move.training else status.attempt + 1
-    indices = set(workers) | set(move.workers if move is not None else ())
+    transition = status.transition
+    number = transition.attempt if transition is not None and transition.training else status.attempt + 1
+    indices = set(workers) | set(transition.workers if transition is not None else ())
     if view.spec.recovery.strategy is Strategy.RECREATE:
         indices = set(range(view.spec.replicas))
-    transition = Transition(
+    following = Transition(
         attempt=number,
         cause=cause,
         workers=tuple(sorted(indices)),
-        nodes=tuple(sorted({*nodes, *(move.nodes if move is not None else ())})),
+        nodes=tuple(sorted({*nodes, *(transition.nodes if transition is not None else ())})),
         began_at=view.now,
     )
     restarts = dict(status.restarts)
@@ -67,7 +67,7 @@ def restart(
     status = status.model_copy(
         update={
             "attempt": number,
-            "transition": transition,
+            "transition": following,
             "restarts": restarts,
             "restarts_total": sum(restarts.values()),
         }
@@ -77,27 +77,27 @@ def restart(
     event = Event(Reason.RECOVERING, f"attempt {number} follows ({cause.value}): {why}")
     begun = begin_if_ready(view, status)
     if begun is None:
-        return Turn(status, (event,), counts)
-    return Turn(begun.status, (event, *begun.events), counts)
+        return StatusDecision(status, (event,), counts)
+    return StatusDecision(begun.status, (event, *begun.events), counts)
 
 
-def backoff_left_seconds(view: View, status: TrainingJobStatus) -> float:
+def backoff_left_seconds(view: JobView, status: TrainingJobStatus) -> float:
     """Seconds until the prepared attempt may begin. Attempts that reach no step, whatever ends them, slow down."""
-    move, known = status.transition, status.progress
-    if move is None or move.cause is None or move.began_at is None:
+    transition, known = status.transition, status.progress
+    if transition is None or transition.cause is None or transition.began_at is None:
         return 0.0
-    stepless = status.restarts_total if known is None else move.attempt - known.attempt
+    stepless = status.restarts_total if known is None else transition.attempt - known.attempt
     stepped = known is not None and known.attempt >= status.active_attempt
     if stepped or stepless <= FREE_ATTEMPTS:
         return 0.0
     pause = min(LONGEST_PAUSE_SECONDS, 2.0 ** min(stepless - FREE_ATTEMPTS, 10))
-    return pause - (view.now - move.began_at).total_seconds()
+    return pause - (view.now - transition.began_at).total_seconds()
 
 
-def begin_if_ready(view: View, status: TrainingJobStatus) -> Turn | None:
+def begin_if_ready(view: JobView, status: TrainingJobStatus) -> StatusDecision | None:
     """The prepared attempt begins, if every worker can start a trainer now."""
-    move = status.transition
-    if move is None or move.training or not view.under(status).gang_ready:
+    transition = status.transition
+    if transition is None or transition.training or not view.under(status).gang_ready:
         return None
     if backoff_left_seconds(view, status) > 0:
         return None
@@ -111,8 +111,8 @@ def begin_if_ready(view: View, status: TrainingJobStatus) -> Turn | None:
     takes_over = status.take_over_attempt is not None and not claimed
     begun = status.model_copy(
         update={
-            "active_attempt": move.attempt,
-            "take_over_attempt": move.attempt if takes_over else status.take_over_attempt,
+            "active_attempt": transition.attempt,
+            "take_over_attempt": transition.attempt if takes_over else status.take_over_attempt,
             "transition": None,
             "end_seen_at": None,
             "failures": failures.at_begin(status),
@@ -120,13 +120,13 @@ def begin_if_ready(view: View, status: TrainingJobStatus) -> Turn | None:
         }
     )
     origin = f"from attempt {newest.attempt}, step {newest.step}" if newest is not None else "from the beginning"
-    kept = "in new pods" if move.cause is None else "in place"
-    places = f"new pods for workers {list(move.workers)}" if move.workers else kept
-    reason = Reason.ATTEMPT_STARTED if move.workers or move.cause is None else Reason.RESTARTING_IN_PLACE
-    return Turn(begun, (Event(reason, f"attempt {move.attempt} begins {origin}, {places}"),))
+    kept = "in new pods" if transition.cause is None else "in place"
+    places = f"new pods for workers {list(transition.workers)}" if transition.workers else kept
+    reason = Reason.ATTEMPT_STARTED if transition.workers or transition.cause is None else Reason.RESTARTING_IN_PLACE
+    return StatusDecision(begun, (Event(reason, f"attempt {transition.attempt} begins {origin}, {places}"),))
 
 
-def renumber(view: View, workers: Iterable[int], *, anywhere: bool = False) -> Turn:
+def renumber(view: JobView, workers: Iterable[int], *, anywhere: bool = False) -> StatusDecision:
     """The preparation goes on under a new number: these workers' pods have become useless before the attempt began.
 
     ``anywhere``: the new ones may go to any node that is not doomed now.
@@ -134,14 +134,14 @@ def renumber(view: View, workers: Iterable[int], *, anywhere: bool = False) -> T
     status = view.status
     number = status.attempt + 1
     update: dict[str, object] = {"attempt": number}
-    move = status.transition
-    if move is not None:
-        usable = {w.index for w in view.workers if view.usable(w.incoming if move.training else w.pod)}
-        again = set(workers) | (set(move.workers) if move.training else set(move.workers) - usable)
-        nodes = () if anywhere else move.nodes
+    transition = status.transition
+    if transition is not None:
+        usable = {w.index for w in view.workers if view.usable(w.incoming if transition.training else w.pod)}
+        again = set(workers) | (set(transition.workers) if transition.training else set(transition.workers) - usable)
+        nodes = () if anywhere else transition.nodes
         changes = {"attempt": number, "workers": tuple(sorted(again)), "nodes": nodes}
-        update["transition"] = move.model_copy(update=changes)
+        update["transition"] = transition.model_copy(update=changes)
     named = ", ".join(str(w) for w in sorted(workers))
     why = "finds no place away from nodes that were doomed" if anywhere else "cannot be used"
     message = f"attempt {number} takes over the preparation: the pod of worker {named} {why}"
-    return Turn(status.model_copy(update=update), (Event(Reason.WORKERS_PENDING, message),))
+    return StatusDecision(status.model_copy(update=update), (Event(Reason.WORKERS_PENDING, message),))

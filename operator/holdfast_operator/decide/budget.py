@@ -6,10 +6,10 @@ from datetime import datetime, timedelta
 
 from holdfast_contract.api import TrainingJobStatus
 from holdfast_contract.reasons import Cause, Reason
-from holdfast_operator.decide.members import View
+from holdfast_operator.decide.members import JobView
 
 
-def charge(view: View, status: TrainingJobStatus, cause: Cause) -> TrainingJobStatus:
+def charge(view: JobView, status: TrainingJobStatus, cause: Cause) -> TrainingJobStatus:
     """The status after an attempt ended for this cause. Only budgeted causes change anything."""
     if not cause.budgeted:
         return status
@@ -23,7 +23,7 @@ def charge(view: View, status: TrainingJobStatus, cause: Cause) -> TrainingJobSt
     )
 
 
-def exhausted(view: View, status: TrainingJobStatus) -> tuple[Reason, str] | None:
+def exhausted(view: JobView, status: TrainingJobStatus) -> tuple[Reason, str] | None:
     """Why no further attempt is made, if so."""
     recovery = view.spec.recovery
     count = len(_in_window(view, status.failure_times))
@@ -36,6 +36,6 @@ def exhausted(view: View, status: TrainingJobStatus) -> tuple[Reason, str] | Non
     return None
 
 
-def _in_window(view: View, times: tuple[datetime, ...]) -> tuple[datetime, ...]:
+def _in_window(view: JobView, times: tuple[datetime, ...]) -> tuple[datetime, ...]:
     oldest = view.now - timedelta(seconds=view.spec.recovery.window_seconds)
     return tuple(t for t in times if t > oldest)

@@ -11,7 +11,7 @@ from holdfast_contract.exits import FOLLOWER_CODES, ExitCode
 from holdfast_contract.reasons import Cause
 from holdfast_contract.sync import TrainerPhase
 from holdfast_operator.decide.facts import PodFact
-from holdfast_operator.decide.members import View, Worker
+from holdfast_operator.decide.members import JobView, Worker
 
 SETTLE_SECONDS: Final = 0.5
 """How long a killed trainer (137, 143) waits to be called the culprit: another rank's own end may still be on its way."""
@@ -153,19 +153,19 @@ class End:
         return f"{name}: its trainer ended with code {self.code}"
 
 
-def ends(view: View) -> tuple[End, ...]:
+def ends(view: JobView) -> tuple[End, ...]:
     """All workers whose part in the active attempt is over."""
     return tuple(end for worker in view.workers for end in _end_of(view, worker))
 
 
-def _end_of(view: View, worker: Worker) -> Iterator[End]:
+def _end_of(view: JobView, worker: Worker) -> Iterator[End]:
     pod = worker.pod
     if pod is None:
         evidence = Evidence(absent=True)
         yield End(worker, evidence, classify(evidence))
         return
-    heard = view.heard(pod)
-    report = heard.report if heard is not None else None
+    last = view.last_report(pod)
+    report = last.report if last is not None else None
     reported = report.exit if report is not None and report.phase is TrainerPhase.EXITED else None
     if reported is not None and reported.attempt != view.status.active_attempt:
         reported = None
@@ -176,7 +176,7 @@ def _end_of(view: View, worker: Worker) -> Iterator[End]:
     if reported is not None:
         evidence = replace(evidence, exit_code=reported.code, agent_cause=reported.cause)
     lines = reported.last_lines if reported is not None else (pod.end.message if pod.end else "")
-    yield End(worker, evidence, classify(evidence), heard.age_seconds if heard else 0.0, lines)
+    yield End(worker, evidence, classify(evidence), last.age_seconds if last else 0.0, lines)
 
 
 def _evidence(pod: PodFact, *, lost: bool) -> Evidence:
@@ -199,7 +199,7 @@ def culprit(found: tuple[End, ...]) -> End:
     return min(found, key=lambda e: (e.follows, e.aborted, -e.age_seconds, e.worker.index))
 
 
-def open_seconds(view: View, found: tuple[End, ...]) -> float:
+def open_seconds(view: JobView, found: tuple[End, ...]) -> float:
     """Seconds to wait before the culprit among these ends may be named; 0: now."""
     first = culprit(found)
     if not first.follows or len(found) == view.spec.replicas:
@@ -210,12 +210,12 @@ def open_seconds(view: View, found: tuple[End, ...]) -> float:
     return max(0.0, limit - waited)
 
 
-def _others_live(view: View, found: tuple[End, ...]) -> bool:
+def _others_live(view: JobView, found: tuple[End, ...]) -> bool:
     """Whether every worker that has not ended has spoken since the first end was seen."""
     since = view.status.end_seen_at
     if since is None:
         return False
     ended = {e.worker.index for e in found}
     age = (view.now - since).total_seconds()
-    rest = [view.heard(w.pod) for w in view.workers if w.index not in ended]
+    rest = [view.last_report(w.pod) for w in view.workers if w.index not in ended]
     return all(h is not None and h.age_seconds < age for h in rest)

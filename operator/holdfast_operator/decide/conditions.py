@@ -8,7 +8,7 @@ from typing import Final, Literal
 
 from holdfast_contract.api import ConditionStatus, TrainingJobStatus
 from holdfast_contract.reasons import Condition, Reason
-from holdfast_operator.decide.members import View
+from holdfast_operator.decide.members import JobView
 
 Value = Literal["True", "False", "Unknown"]
 
@@ -26,7 +26,7 @@ MAX_MESSAGE: Final = 1024
 
 
 def put(
-    at: View | Stamp,
+    at: JobView | Stamp,
     status: TrainingJobStatus,
     kind: Condition,
     *,
@@ -67,7 +67,7 @@ def finished(status: TrainingJobStatus) -> bool:
     return holds(status, Condition.SUCCEEDED) or holds(status, Condition.FAILED)
 
 
-def derive(view: View, status: TrainingJobStatus) -> TrainingJobStatus:
+def derive(view: JobView, status: TrainingJobStatus) -> TrainingJobStatus:
     """The status with the conditions that follow from facts, and the one word for people."""
     running, why, message = _running(view, status)
     status = put(view, status, Condition.RUNNING, value=running, reason=why, message=message)
@@ -85,7 +85,7 @@ def derive(view: View, status: TrainingJobStatus) -> TrainingJobStatus:
     return status.model_copy(update={"state": _state(status)})
 
 
-def _running(view: View, status: TrainingJobStatus) -> tuple[Value, Reason, str]:
+def _running(view: JobView, status: TrainingJobStatus) -> tuple[Value, Reason, str]:
     if finished(status):
         done = holds(status, Condition.SUCCEEDED)
         return "False", Reason.COMPLETED if done else Reason(get_reason(status, Condition.FAILED)), ""
@@ -109,18 +109,18 @@ def _running(view: View, status: TrainingJobStatus) -> tuple[Value, Reason, str]
     return "Unknown", Reason.STARTING, f"attempt {status.active_attempt} starts"
 
 
-def _missing(view: View, status: TrainingJobStatus) -> str:
+def _missing(view: JobView, status: TrainingJobStatus) -> str:
     waiting = [
         f"worker {w.index}: {w.pod.waiting or w.pod.phase}"
         for w in view.under(status).workers
-        if w.pod is not None and view.heard(w.pod) is None and not w.pod.terminating
+        if w.pod is not None and view.last_report(w.pod) is None and not w.pod.terminating
     ]
     return f"{status.workers.ready} of {view.spec.replicas} workers have answered; " + "; ".join(waiting[:8])
 
 
-def _checkpoint(view: View, status: TrainingJobStatus) -> TrainingJobStatus:
+def _checkpoint(view: JobView, status: TrainingJobStatus) -> TrainingJobStatus:
     newest = status.checkpoint.newest
-    errors = [h.report.storage_error for _, h in view.spoken() if h.report.storage_error]
+    errors = [h.report.storage_error for _, h in view.reporting() if h.report.storage_error]
     value: Value = "True" if newest is not None else "False"
     if errors:
         reason, message = Reason.SAVE_FAILED, errors[0]
@@ -131,7 +131,7 @@ def _checkpoint(view: View, status: TrainingJobStatus) -> TrainingJobStatus:
     return put(view, status, Condition.CHECKPOINT_VALID, value=value, reason=reason, message=message)
 
 
-def _preempted(view: View, status: TrainingJobStatus) -> TrainingJobStatus:
+def _preempted(view: JobView, status: TrainingJobStatus) -> TrainingJobStatus:
     record = status.preemption
     if record is None or not record.standing or record.notice is None:
         return put(view, status, Condition.PREEMPTED, value="False", reason=Reason.NO_NOTICE)

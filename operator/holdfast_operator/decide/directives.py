@@ -9,10 +9,10 @@ from holdfast_contract.reasons import Condition
 from holdfast_contract.sync import Action, Directive, SaveRequest
 from holdfast_operator.decide import conditions, failures, saves, storage
 from holdfast_operator.decide.facts import PodFact
-from holdfast_operator.decide.members import View
+from holdfast_operator.decide.members import JobView
 
 
-def directives(view: View) -> Mapping[str, Directive] | None:
+def directives(view: JobView) -> Mapping[str, Directive] | None:
     """One directive per member, by pod UID. None: what was said before still holds."""
     if conditions.holds(view.status, Condition.SUSPENDED):
         return {}
@@ -31,19 +31,19 @@ def directives(view: View) -> Mapping[str, Directive] | None:
     return {pod.uid: running for _, pod in members} | waiting
 
 
-def _how_it_ended(view: View) -> str:
+def _how_it_ended(view: JobView) -> str:
     if conditions.holds(view.status, Condition.SUCCEEDED):
         return "the job has succeeded"
     return f"the job has failed ({conditions.get_reason(view.status, Condition.FAILED)})"
 
 
-def _prepare(view: View, index: int) -> Directive:
+def _prepare(view: JobView, index: int) -> Directive:
     """Between attempts everybody waits. Where only storage can tell what there is, worker 0 looks into it."""
     looks = not view.preparing or storage.must_be_looked_into(view)
     return Directive(Action.INSPECT if looks and index == 0 else Action.WAIT, view.status.attempt)
 
 
-def _run(view: View) -> Directive | None:
+def _run(view: JobView) -> Directive | None:
     """The same for all workers of the active attempt."""
     status = view.status
     leader = view.workers[0].pod

@@ -109,7 +109,7 @@ class NodeFact:
 
 
 @dataclass(frozen=True)
-class Heard:
+class LastReport:
     """The last report of a pod's agent and how long ago it came."""
 
     report: Report
@@ -126,10 +126,10 @@ class OtherOwner:
 
 @dataclass(frozen=True)
 class Observation:
-    """Everything that one decision rests on. ``nodes`` holds those that host a pod of the job; ``heard`` is by UID."""
+    """Everything that one decision rests on. ``nodes`` holds those that host a pod of the job; ``last_reports`` is by pod UID."""
 
     job: JobFact
     pods: tuple[PodFact, ...] = ()
     nodes: Mapping[str, NodeFact] = field(default_factory=dict)
-    heard: Mapping[str, Heard] = field(default_factory=dict)
+    last_reports: Mapping[str, LastReport] = field(default_factory=dict)
     other_owner: OtherOwner | None = None

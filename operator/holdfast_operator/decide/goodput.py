@@ -13,7 +13,7 @@ from typing import Final
 from holdfast_contract.api import AccountedPod, TrainingJobStatus
 from holdfast_contract.reasons import Bucket, Condition
 from holdfast_operator.decide import conditions
-from holdfast_operator.decide.members import View
+from holdfast_operator.decide.members import JobView
 
 NAMES: Final = frozenset(b.value for b in Bucket)
 LONGEST_SECONDS: Final = 1e9
@@ -25,7 +25,7 @@ STALE_SECONDS: Final = 60.0
 """How long a silent agent of worker 0 may hold up the account before the job's state decides."""
 
 
-def begun(view: View) -> datetime:
+def begun(view: JobView) -> datetime:
     """When the job was created, from which on its time is accounted.
 
     The API server says the second; the operator's first look comes later by what a watch takes, and says the rest. If it
@@ -42,7 +42,7 @@ def milliseconds(status: TrainingJobStatus) -> dict[str, int]:
     return {name: round(seconds * 1000) for name, seconds in status.goodput.buckets.items()}
 
 
-def account(view: View, status: TrainingJobStatus) -> TrainingJobStatus:
+def account(view: JobView, status: TrainingJobStatus) -> TrainingJobStatus:
     """The status with every millisecond up to now (or up to worker 0's last word) in a bucket.
 
     The time is attributed by the *stored* state: that is the state which the job was in since the last account.
@@ -72,24 +72,24 @@ def account(view: View, status: TrainingJobStatus) -> TrainingJobStatus:
     return status.model_copy(update={"goodput": account})
 
 
-def _until(view: View, stored: TrainingJobStatus, since: datetime) -> datetime:
+def _until(view: JobView, stored: TrainingJobStatus, since: datetime) -> datetime:
     """Up to when the account can be made: worker 0's own is as old as its last report."""
     if not stored.active_attempt or stored.transition is not None or conditions.holds(stored, Condition.SUSPENDED):
         return view.now
-    heard = view.heard(view.workers[0].pod)
-    if heard is not None:
-        return max(since, view.now - timedelta(seconds=heard.age_seconds))
+    last = view.last_report(view.workers[0].pod)
+    if last is not None:
+        return max(since, view.now - timedelta(seconds=last.age_seconds))
     silent = (view.now - since).total_seconds()
     return view.now if silent > STALE_SECONDS else since
 
 
-def _spent(view: View, stored: TrainingJobStatus) -> tuple[dict[str, int], AccountedPod | None]:
+def _spent(view: JobView, stored: TrainingJobStatus) -> tuple[dict[str, int], AccountedPod | None]:
     """What worker 0's agent has spent since it was last counted, in milliseconds per bucket."""
     pod = view.under(stored).workers[0].pod
-    heard = view.heard(pod)
-    if pod is None or heard is None:
+    last = view.last_report(pod)
+    if pod is None or last is None:
         return {}, None
-    told = heard.report.buckets.items()
+    told = last.report.buckets.items()
     said = {n: max(0, round(min(s, LONGEST_SECONDS) * 1000)) for n, s in told if n in NAMES}
     before = stored.goodput.counted
     known = before.milliseconds if before is not None and before.uid == pod.uid else {}
@@ -118,8 +118,8 @@ def _fit(spent: Mapping[str, int], limit: int) -> dict[str, int]:
     return {name: value * limit // total for name, value in spent.items()}
 
 
-def charge_rework(view: View, steps: int) -> TrainingJobStatus:
-    """The status once so many completed steps turn out to be lost: their time was not productive after all."""
+def charge_rework(view: JobView, steps: int) -> TrainingJobStatus:
+    """The status once so many completed steps decision out to be lost: their time was not productive after all."""
     status = view.status
     if steps <= 0:
         return status

@@ -18,7 +18,7 @@ from typing import Final
 
 from holdfast_contract.api import TrainingJobSpec, TrainingJobStatus
 from holdfast_contract.sync import HOLD_SECONDS, TrainerPhase
-from holdfast_operator.decide.facts import Heard, JobFact, NodeFact, Observation, PodFact
+from holdfast_operator.decide.facts import JobFact, LastReport, NodeFact, Observation, PodFact
 
 NODE_LOST_SECONDS: Final = 10.0
 """How long a node may be not ready before its pods count as lost (a kubelet that restarts is back sooner)."""
@@ -29,7 +29,7 @@ OUT_OF_SERVICE_TAINT: Final = "node.kubernetes.io/out-of-service"
 
 @dataclass(frozen=True)
 class Worker:
-    """One index of the job: its member pod, if there is one, and the replacement that a move prepares."""
+    """One index of the job: its member pod, if there is one, and the pod that is prepared to replace it."""
 
     index: int
     pod: PodFact | None
@@ -37,7 +37,7 @@ class Worker:
 
 
 @dataclass(frozen=True)
-class View:
+class JobView:
     """An observation, the time, and what follows from both. Read-only and cheap to derive anew for another status."""
 
     observed: Observation
@@ -45,11 +45,11 @@ class View:
     status: TrainingJobStatus
 
     @classmethod
-    def of(cls, observed: Observation, now: datetime) -> View:
+    def of(cls, observed: Observation, now: datetime) -> JobView:
         """The view under the status that is stored."""
         return cls(observed, now, observed.job.status)
 
-    def under(self, status: TrainingJobStatus) -> View:
+    def under(self, status: TrainingJobStatus) -> JobView:
         """The same facts, seen under another status."""
         return replace(self, status=status)
 
@@ -87,17 +87,17 @@ class View:
 
     def _worker(self, index: int) -> Worker:
         pods = self._by_index.get(index, [])
-        move = self.status.transition
-        if move is None or move.training:
+        transition = self.status.transition
+        if transition is None or transition.training:
             limit = self.status.active_attempt or self.status.attempt
         else:
-            limit = move.attempt
-            if index in move.workers:  # this one is replaced: a pod of an earlier attempt is no longer a member
-                pods = [p for p in pods if p.created_in_attempt >= move.attempt]
+            limit = transition.attempt
+            if index in transition.workers:  # this one is replaced: a pod of an earlier attempt is no longer a member
+                pods = [p for p in pods if p.created_in_attempt >= transition.attempt]
         member = next((p for p in reversed(pods) if p.created_in_attempt <= limit), None)
         incoming = None
-        if move is not None and move.training and index in move.workers:
-            incoming = next((p for p in reversed(pods) if p.created_in_attempt == move.attempt), None)
+        if transition is not None and transition.training and index in transition.workers:
+            incoming = next((p for p in reversed(pods) if p.created_in_attempt == transition.attempt), None)
         return Worker(index, member, incoming)
 
     @property
@@ -105,14 +105,14 @@ class View:
         """Whether no attempt trains now because the next one is being prepared."""
         return self.status.transition is not None and not self.status.transition.training
 
-    def heard(self, pod: PodFact | None) -> Heard | None:
+    def last_report(self, pod: PodFact | None) -> LastReport | None:
         """The last report of a pod's agent."""
-        return None if pod is None else self.observed.heard.get(pod.uid)
+        return None if pod is None else self.observed.last_reports.get(pod.uid)
 
-    def fresh(self, pod: PodFact | None) -> bool:
+    def has_reported_lately(self, pod: PodFact | None) -> bool:
         """Whether a pod's agent has spoken lately: each asks again at least once per hold."""
-        heard = self.heard(pod)
-        return heard is not None and heard.age_seconds < SILENT_SECONDS
+        last = self.last_report(pod)
+        return last is not None and last.age_seconds < SILENT_SECONDS
 
     def lost_node(self, pod: PodFact) -> NodeFact | None:
         """The pod's node, if no process on it can be reached any more.
@@ -122,33 +122,33 @@ class View:
         node = self.observed.nodes.get(pod.node)
         if node is None or not node_is_silent(node, self.now):
             return None
-        return node if node_is_gone(node) or not self.fresh(pod) else None
+        return node if node_is_gone(node) or not self.has_reported_lately(pod) else None
 
     def usable(self, pod: PodFact | None) -> bool:
         """Whether a pod can carry the trainer of an attempt to come."""
         return pod is not None and not pod.finished and not pod.terminating and self.lost_node(pod) is None
 
-    def spoken(self) -> Iterator[tuple[Worker, Heard]]:
+    def reporting(self) -> Iterator[tuple[Worker, LastReport]]:
         """Members whose agents have reported, in order of index."""
         for worker in self.workers:
-            heard = self.heard(worker.pod)
-            if heard is not None:
-                yield worker, heard
+            last = self.last_report(worker.pod)
+            if last is not None:
+                yield worker, last
 
     @property
     def gang_ready(self) -> bool:
         """Whether every member can start a trainer now."""
-        return all(self.usable(w.pod) and self.fresh(w.pod) for w in self.workers) and bool(
+        return all(self.usable(w.pod) and self.has_reported_lately(w.pod) for w in self.workers) and bool(
             self.workers[0].pod and self.workers[0].pod.ip
         )
 
-    def training(self) -> Iterator[tuple[Worker, Heard]]:
+    def training(self) -> Iterator[tuple[Worker, LastReport]]:
         """Members in which a trainer of the active attempt runs, by their own word."""
         live = {TrainerPhase.STARTING, TrainerPhase.RUNNING}
-        for worker, heard in self.spoken():
+        for worker, last in self.reporting():
             alive = worker.pod is not None and not worker.pod.finished
-            if alive and heard.report.attempt == self.status.active_attempt and heard.report.phase in live:
-                yield worker, heard
+            if alive and last.report.attempt == self.status.active_attempt and last.report.phase in live:
+                yield worker, last
 
 
 def node_is_gone(node: NodeFact) -> bool:
@@ -166,6 +166,6 @@ def node_is_silent(node: NodeFact, now: datetime) -> bool:
     return ready.changed_at is None or (now - ready.changed_at).total_seconds() >= NODE_LOST_SECONDS
 
 
-def node_in_doubt(view: View) -> bool:
+def node_in_doubt(view: JobView) -> bool:
     """Whether a node that hosts a pod is not ready, so that it may soon count as lost."""
     return any(n.ready is not None and n.ready.status != "True" for n in view.observed.nodes.values())

@@ -14,20 +14,20 @@ from typing import Final, Literal
 
 from holdfast_contract.api import NoticeMatcher
 from holdfast_operator.decide.facts import NodeFact, PodFact
-from holdfast_operator.decide.members import View, Worker
+from holdfast_operator.decide.members import JobView, Worker
 
 
 class Urgency(enum.Enum):
     """What a notice asks for."""
 
-    IMMINENT = "imminent"  # save now, then move
-    PLANNED = "planned"  # save now, train on, move when the deadline comes near
+    IMMINENT = "imminent"  # save now, then replace the worker
+    PLANNED = "planned"  # save now, train on, replace the worker when the deadline comes near
     ADVISORY = "advisory"  # save now, stay: the node may well recover
 
 
 @dataclass(frozen=True)
-class Sign:
-    """A pattern of the table. ``seconds``: how long after the sign the node goes; None: the job's default.
+class NoticePattern:
+    """A pattern of the table. ``seconds``: how long after the match the node goes; None: the job's default.
 
     ``instant``: the value is the Unix time at which the node goes.
     """
@@ -55,33 +55,35 @@ LONGEST_GRACE_SECONDS: Final = 86400.0
 
 CATALOGUE: Final = (
     # Kubernetes
-    Sign("taint", "node.kubernetes.io/memory-pressure", urgency=Urgency.ADVISORY),
-    Sign("taint", "node.kubernetes.io/disk-pressure", urgency=Urgency.ADVISORY),
-    Sign("taint", "node.kubernetes.io/pid-pressure", urgency=Urgency.ADVISORY),
-    Sign("condition", "GracefulNodeShutdownInProgress", "True"),
-    Sign("condition", "DrainInProgress", "True"),
-    Sign("condition", "MaintenanceInProgress", "True"),
-    Sign("condition", "MaintenancePlanned", "True", Urgency.PLANNED, seconds=3600.0),
+    NoticePattern("taint", "node.kubernetes.io/memory-pressure", urgency=Urgency.ADVISORY),
+    NoticePattern("taint", "node.kubernetes.io/disk-pressure", urgency=Urgency.ADVISORY),
+    NoticePattern("taint", "node.kubernetes.io/pid-pressure", urgency=Urgency.ADVISORY),
+    NoticePattern("condition", "GracefulNodeShutdownInProgress", "True"),
+    NoticePattern("condition", "DrainInProgress", "True"),
+    NoticePattern("condition", "MaintenanceInProgress", "True"),
+    NoticePattern("condition", "MaintenancePlanned", "True", Urgency.PLANNED, seconds=3600.0),
     # Cluster Autoscaler, Karpenter
-    Sign("taint", "ToBeDeletedByClusterAutoscaler"),
-    Sign("taint", "karpenter.sh/disrupted", seconds=SPOT_SECONDS),
-    Sign("taint", "karpenter.sh/disruption", seconds=SPOT_SECONDS),
+    NoticePattern("taint", "ToBeDeletedByClusterAutoscaler"),
+    NoticePattern("taint", "karpenter.sh/disrupted", seconds=SPOT_SECONDS),
+    NoticePattern("taint", "karpenter.sh/disruption", seconds=SPOT_SECONDS),
     # Google
-    Sign("taint", "cloud.google.com/impending-node-termination"),
-    Sign("label", "cloud.google.com/impending-node-termination"),
-    Sign("taint", "cloud.google.com/maintenance-window-started"),
-    Sign("label", "cloud.google.com/active-node-maintenance", "ONGOING"),
-    Sign("label", "cloud.google.com/scheduled-maintenance-time", urgency=Urgency.PLANNED, instant=True),
+    NoticePattern("taint", "cloud.google.com/impending-node-termination"),
+    NoticePattern("label", "cloud.google.com/impending-node-termination"),
+    NoticePattern("taint", "cloud.google.com/maintenance-window-started"),
+    NoticePattern("label", "cloud.google.com/active-node-maintenance", "ONGOING"),
+    NoticePattern("label", "cloud.google.com/scheduled-maintenance-time", urgency=Urgency.PLANNED, instant=True),
     # Amazon
-    Sign("taint", "aws-node-termination-handler/spot-itn", seconds=SPOT_SECONDS),
-    Sign("taint", "aws-node-termination-handler/asg-lifecycle-termination"),
-    Sign("taint", "aws-node-termination-handler/scheduled-maintenance", None, Urgency.PLANNED, CORDON_SECONDS),
-    Sign("taint", "aws-node-termination-handler/rebalance-recommendation", None, Urgency.PLANNED, CORDON_SECONDS),
+    NoticePattern("taint", "aws-node-termination-handler/spot-itn", seconds=SPOT_SECONDS),
+    NoticePattern("taint", "aws-node-termination-handler/asg-lifecycle-termination"),
+    NoticePattern("taint", "aws-node-termination-handler/scheduled-maintenance", None, Urgency.PLANNED, CORDON_SECONDS),
+    NoticePattern(
+        "taint", "aws-node-termination-handler/rebalance-recommendation", None, Urgency.PLANNED, CORDON_SECONDS
+    ),
     # Azure, Oracle, bare metal
-    Sign("taint", "remediator.kubernetes.azure.com/unschedulable", seconds=30.0),
-    Sign("condition", "VMEventScheduled", "True", seconds=30.0),
-    Sign("taint", "ignore-taint.cluster-autoscaler.kubernetes.io/oke-impending-node-termination"),
-    Sign("taint", "medik8s.io/drain"),
+    NoticePattern("taint", "remediator.kubernetes.azure.com/unschedulable", seconds=30.0),
+    NoticePattern("condition", "VMEventScheduled", "True", seconds=30.0),
+    NoticePattern("taint", "ignore-taint.cluster-autoscaler.kubernetes.io/oke-impending-node-termination"),
+    NoticePattern("taint", "medik8s.io/drain"),
 )
 """Built-in signs. A cordon (spec.unschedulable) and a pod's own end are read from their fields, below."""
 
@@ -98,97 +100,107 @@ class Notice:
     avoid: bool = True
 
 
-def find(view: View) -> tuple[Notice, ...]:
+def find(view: JobView) -> tuple[Notice, ...]:
     """All notices that concern current members, earliest deadline first."""
     found: list[Notice] = []
     for name, node in sorted(view.observed.nodes.items()):
         here = tuple(view.by_node.get(name, ()))
         if here:
-            found += (_of_node(view, node, sign, added, here) for sign, added in _signs(view, node))
+            found += (_of_node(view, node, pattern, added, here) for pattern, added in _patterns(view, node))
     for worker in view.workers:
         found += _of_pod(view, worker)
     return tuple(sorted(found, key=lambda n: (n.deadline, n.node, n.source)))
 
 
-def doomed_nodes(view: View) -> frozenset[str]:
+def doomed_nodes(view: JobView) -> frozenset[str]:
     """The nodes of members and former members on which nothing new may land now: lost, or going away as a whole."""
     going = {n.node for n in find(view) if n.avoid and n.urgency is not Urgency.ADVISORY}
     lost = {p.node for p in view.observed.pods if p.node and view.lost_node(p) is not None}
     return frozenset(going | lost)
 
 
-def _of_node(view: View, node: NodeFact, sign: Sign, added: datetime | None, here: tuple[int, ...]) -> Notice:
-    return Notice(node.name, sign.source, sign.urgency, _deadline(view, node, sign, added), here)
+def _of_node(
+    view: JobView, node: NodeFact, pattern: NoticePattern, added: datetime | None, here: tuple[int, ...]
+) -> Notice:
+    return Notice(node.name, pattern.source, pattern.urgency, _deadline(view, node, pattern, added), here)
 
 
-def _signs(view: View, node: NodeFact) -> Iterator[tuple[Sign, datetime | None]]:
-    for sign in (*CATALOGUE, *(_own(m) for m in view.spec.preemption.notices)):
-        matched, added = _match(sign, node)
+def _patterns(view: JobView, node: NodeFact) -> Iterator[tuple[NoticePattern, datetime | None]]:
+    for pattern in (*CATALOGUE, *(_own(m) for m in view.spec.preemption.notices)):
+        matched, added = _match(pattern, node)
         if matched:
-            yield sign, added
+            yield pattern, added
     if node.unschedulable:
-        yield Sign("condition", "cordon", urgency=Urgency.PLANNED, seconds=CORDON_SECONDS, name="cordon"), None
+        yield NoticePattern("condition", "cordon", urgency=Urgency.PLANNED, seconds=CORDON_SECONDS, name="cordon"), None
 
 
-def _own(matcher: NoticeMatcher) -> Sign:
+def _own(matcher: NoticeMatcher) -> NoticePattern:
     seconds = matcher.deadline_seconds
     if matcher.taint is not None:
         taint = matcher.taint
-        return Sign("taint", taint.key, taint.value, seconds=seconds, effect=taint.effect, name=matcher.name)
+        return NoticePattern("taint", taint.key, taint.value, seconds=seconds, effect=taint.effect, name=matcher.name)
     if matcher.condition is not None:
         wanted = matcher.condition
-        return Sign("condition", wanted.type, wanted.status, seconds=seconds, reason=wanted.reason, name=matcher.name)
+        return NoticePattern(
+            "condition", wanted.type, wanted.status, seconds=seconds, reason=wanted.reason, name=matcher.name
+        )
     pair, kind = (matcher.label, "label") if matcher.label is not None else (matcher.annotation, "annotation")
     if pair is None:
         raise ValueError(f"notices[name={matcher.name}]: found no pattern, allowed: exactly one")
-    return Sign("label" if kind == "label" else "annotation", pair.key, pair.value, seconds=seconds, name=matcher.name)
+    return NoticePattern(
+        "label" if kind == "label" else "annotation", pair.key, pair.value, seconds=seconds, name=matcher.name
+    )
 
 
-def _match(sign: Sign, node: NodeFact) -> tuple[bool, datetime | None]:
-    """Whether a node shows the sign, and since when if the node says so."""
-    if sign.kind == "taint":
+def _match(pattern: NoticePattern, node: NodeFact) -> tuple[bool, datetime | None]:
+    """Whether a node matches, and since when if the node says so."""
+    if pattern.kind == "taint":
         for taint in node.taints:
-            if taint.key == sign.key and sign.value in {None, taint.value} and sign.effect in {None, taint.effect}:
+            if (
+                taint.key == pattern.key
+                and pattern.value in {None, taint.value}
+                and pattern.effect in {None, taint.effect}
+            ):
                 return True, taint.added_at
         return False, None
-    if sign.kind == "condition":
+    if pattern.kind == "condition":
         for condition in node.conditions:
-            same = (condition.type, condition.status) == (sign.key, sign.value)
-            if same and sign.reason in {None, condition.reason}:
+            same = (condition.type, condition.status) == (pattern.key, pattern.value)
+            if same and pattern.reason in {None, condition.reason}:
                 return True, condition.changed_at
         return False, None
-    value = (node.labels if sign.kind == "label" else node.annotations).get(sign.key)
-    return value is not None and sign.value in {None, value}, None
+    value = (node.labels if pattern.kind == "label" else node.annotations).get(pattern.key)
+    return value is not None and pattern.value in {None, value}, None
 
 
-def _deadline(view: View, node: NodeFact, sign: Sign, added: datetime | None) -> datetime:
-    if sign.instant:
-        text = (node.labels if sign.kind == "label" else node.annotations).get(sign.key, "")
+def _deadline(view: JobView, node: NodeFact, pattern: NoticePattern, added: datetime | None) -> datetime:
+    if pattern.instant:
+        text = (node.labels if pattern.kind == "label" else node.annotations).get(pattern.key, "")
         if text.isascii() and text.isdigit() and len(text) <= 10:
             return datetime.fromtimestamp(int(text), UTC)
-    seconds = sign.seconds if sign.seconds is not None else float(view.spec.preemption.default_deadline_seconds)
+    seconds = pattern.seconds if pattern.seconds is not None else float(view.spec.preemption.default_deadline_seconds)
     # Another machine's instant may only bring the deadline forward, and never before now.
     since = min(added, view.now) if added is not None else view.now
     return max(view.now, since + timedelta(seconds=seconds))
 
 
-def _of_pod(view: View, worker: Worker) -> Iterator[Notice]:
+def _of_pod(view: JobView, worker: Worker) -> Iterator[Notice]:
     """The pod itself was told to end: deleted, evicted, or its agent got SIGTERM."""
     pod = worker.pod
     if pod is None or pod.finished:
         return
-    heard = view.heard(pod)
-    left = None if heard is None else heard.report.terminating_seconds_left
+    last = view.last_report(pod)
+    left = None if last is None else last.report.terminating_seconds_left
     if not pod.terminating and left is None and not pod.disruption:
         return
     source = f"pod {pod.disruption}" if pod.disruption else ("pod deletion" if pod.terminating else "pod SIGTERM")
     yield Notice(pod.node, source, Urgency.IMMINENT, _pod_deadline(view, pod, left), (worker.index,), avoid=False)
 
 
-def _pod_deadline(view: View, pod: PodFact, agent_left: float | None) -> datetime:
-    heard = view.heard(pod)
-    if agent_left is not None and heard is not None:  # the agent's own count-down needs no common clock
-        left = min(agent_left, LONGEST_GRACE_SECONDS) - heard.age_seconds
+def _pod_deadline(view: JobView, pod: PodFact, agent_left: float | None) -> datetime:
+    last = view.last_report(pod)
+    if agent_left is not None and last is not None:  # the agent's own count-down needs no common clock
+        left = min(agent_left, LONGEST_GRACE_SECONDS) - last.age_seconds
         return view.now + timedelta(seconds=max(0.0, left))
     grace = pod.grace_seconds if pod.grace_seconds is not None else float(view.spec.preemption.default_deadline_seconds)
     latest = view.now + timedelta(seconds=grace)

@@ -12,7 +12,7 @@ from holdfast_contract.reasons import SaveOutcome
 from holdfast_contract.sync import SaveReport
 from holdfast_operator.decide import progress
 from holdfast_operator.decide.causes import ends
-from holdfast_operator.decide.members import View
+from holdfast_operator.decide.members import JobView
 
 MAX_DIGEST: Final = 128
 """Longest digest that status takes; a worker that says more is wrong, and its pin will not be found."""
@@ -37,7 +37,7 @@ class Verdict:
         return self.outcome in {SaveOutcome.COMMITTED, SaveOutcome.FRESH}
 
 
-def ask(view: View, purpose: Purpose, deadline: datetime) -> TrainingJobStatus:
+def ask(view: JobView, purpose: Purpose, deadline: datetime) -> TrainingJobStatus:
     """The status with a new request; one that was open is superseded (a save in flight may still answer this one)."""
     number = view.status.saves_requested + 1
     request = SaveStatus(
@@ -50,7 +50,7 @@ def ask(view: View, purpose: Purpose, deadline: datetime) -> TrainingJobStatus:
     return view.status.model_copy(update={"save": request, "saves_requested": number})
 
 
-def judge(view: View, request: SaveStatus) -> Verdict | None:
+def judge(view: JobView, request: SaveStatus) -> Verdict | None:
     """What became of a request; None while that is open. A committed checkpoint beats every other word.
 
     The ranks know best what their checkpoint covers. Only when nothing more can come from them does the newest
@@ -58,7 +58,7 @@ def judge(view: View, request: SaveStatus) -> Verdict | None:
     """
     if request.stop and view.now < request.deadline and progress.may_train(view):
         return None  # a save that ends the trainers is answered once they have ended
-    answers = [s for _, heard in view.spoken() for s in heard.report.saves if s.id == request.id]
+    answers = [s for _, last in view.reporting() for s in last.report.saves if s.id == request.id]
     for good in (SaveOutcome.COMMITTED, SaveOutcome.FRESH):
         for answer in answers:
             if answer.outcome is good and answer.checkpoint is not None:
@@ -75,7 +75,7 @@ def _refused(answers: list[SaveReport]) -> Verdict | None:
     return None
 
 
-def _silent(view: View, request: SaveStatus) -> Verdict | None:
+def _silent(view: JobView, request: SaveStatus) -> Verdict | None:
     """That no answer will come any more."""
     if (view.now - request.deadline).total_seconds() >= LATE_ANSWER_SECONDS:
         return Verdict(SaveOutcome.FAILED, reason="no worker reported a committed save by the deadline")
@@ -84,7 +84,7 @@ def _silent(view: View, request: SaveStatus) -> Verdict | None:
     return None
 
 
-def _covered(view: View, request: SaveStatus) -> Verdict | None:
+def _covered(view: JobView, request: SaveStatus) -> Verdict | None:
     """That the newest checkpoint holds every step that was ever reported."""
     newest = view.status.checkpoint.newest
     if newest is None or newest.attempt != view.status.active_attempt:

@@ -9,28 +9,28 @@ from __future__ import annotations
 from holdfast_contract.api import CheckpointPoint, TrainingJobStatus
 from holdfast_contract.sync import Inspection
 from holdfast_operator.decide import saves
-from holdfast_operator.decide.members import SILENT_SECONDS, View
+from holdfast_operator.decide.members import SILENT_SECONDS, JobView
 
 
-def inspection_of(view: View) -> Inspection | None:
+def inspection_of(view: JobView) -> Inspection | None:
     """What worker 0 has found in the run's folder since it was asked under the job's present number."""
-    heard = view.heard(view.workers[0].pod)
-    if heard is None or heard.report.attempt != view.status.attempt:
+    last = view.last_report(view.workers[0].pod)
+    if last is None or last.report.attempt != view.status.attempt:
         return None
-    return heard.report.inspection
+    return last.report.inspection
 
 
-def must_be_looked_into(view: View) -> bool:
+def must_be_looked_into(view: JobView) -> bool:
     """Whether the active attempt is over and no agent that saw it can tell what it has committed."""
     active = view.status.active_attempt
     if not active or not view.preparing:
         return False
-    survived = any(w.pod is not None and w.pod.created_in_attempt <= active for w, _ in view.spoken())
-    last_words = (h for h in view.observed.heard.values() if h.report.attempt == active)
+    survived = any(w.pod is not None and w.pod.created_in_attempt <= active for w, _ in view.reporting())
+    last_words = (h for h in view.observed.last_reports.values() if h.report.attempt == active)
     return not survived and not any(h.age_seconds < SILENT_SECONDS for h in last_words)
 
 
-def newest(view: View, known: TrainingJobStatus, found: Inspection) -> CheckpointPoint | None:
+def newest(view: JobView, known: TrainingJobStatus, found: Inspection) -> CheckpointPoint | None:
     """The newest checkpoint by what is known and what was found, without those that were refused before.
 
     A known one that is there no more stays the newest: then the ranks say so, and take the next one.

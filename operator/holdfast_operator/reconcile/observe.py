@@ -12,13 +12,12 @@ from pydantic import ValidationError
 from holdfast_contract import keys
 from holdfast_contract.api import TrainingJob
 from holdfast_contract.manifest import Owner
-from holdfast_operator.board import Board
 from holdfast_operator.decide.children import avoided_nodes
 from holdfast_operator.decide.conditions import finished
 from holdfast_operator.decide.facts import (
     ContainerEnd,
-    Heard,
     JobFact,
+    LastReport,
     NodeCondition,
     NodeFact,
     Observation,
@@ -29,6 +28,7 @@ from holdfast_operator.decide.facts import (
 from holdfast_operator.gateway.errors import Forbidden, KubeError
 from holdfast_operator.gateway.kube import Kube
 from holdfast_operator.ports import Clock, Manifest
+from holdfast_operator.sync_endpoint.board import Board
 
 FEW_NODES: Final = 16
 """Up to so many nodes are read one by one; above that one list is cheaper."""
@@ -70,11 +70,11 @@ async def gather(kube: Kube, board: Board, clock: Clock, raw: Manifest) -> Obser
     pods = tuple(fact for raw_pod in listed if (fact := pod_fact(raw_pod, job.uid, wanted)) is not None)
     received = board.reports(job.namespace, job.name)
     moment = clock.monotonic()
-    heard = {i.uid: Heard(r.report, max(0.0, moment - r.received_monotonic)) for i, r in received.items()}
+    last_reports = {i.uid: LastReport(r.report, max(0.0, moment - r.received_monotonic)) for i, r in received.items()}
     nodes, other = await asyncio.gather(
-        _nodes(kube, {p.node for p in pods if p.node}), _other_owner(kube, job, pods, heard)
+        _nodes(kube, {p.node for p in pods if p.node}), _other_owner(kube, job, pods, last_reports)
     )
-    return Observation(job, pods, nodes, heard, other)
+    return Observation(job, pods, nodes, last_reports, other)
 
 
 async def _nodes(kube: Kube, names: Iterable[str]) -> dict[str, NodeFact]:
@@ -91,12 +91,12 @@ async def _nodes(kube: Kube, names: Iterable[str]) -> dict[str, NodeFact]:
 
 
 async def _other_owner(
-    kube: Kube, job: JobFact, pods: Iterable[PodFact], heard: Mapping[str, Heard]
+    kube: Kube, job: JobFact, pods: Iterable[PodFact], last_reports: Mapping[str, LastReport]
 ) -> OtherOwner | None:
     """Whether the job that the run's owner record names still goes on. What cannot be read counts as alive."""
     if job.status.active_attempt:
         return None
-    first = [heard[p.uid].report.inspection for p in pods if p.index == 0 and p.uid in heard]
+    first = [last_reports[p.uid].report.inspection for p in pods if p.index == 0 and p.uid in last_reports]
     owners = [i.owner for i in first if i is not None and i.owner is not None and i.owner.job_uid != job.uid]
     return await _look_up(kube, owners[-1]) if owners else None
 

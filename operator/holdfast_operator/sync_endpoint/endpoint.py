@@ -19,13 +19,13 @@ from aiohttp import web
 
 from holdfast_contract import codec, keys, sync
 from holdfast_contract.reasons import Metric
-from holdfast_operator.board import Board, NotMember, NotReady, PodIdentity
-from holdfast_operator.control_body import BodyError, parse_report
-from holdfast_operator.control_caller import Callers, Refused
-from holdfast_operator.control_limits import Guard, RateLimit
 from holdfast_operator.decide.actions import Count
 from holdfast_operator.gateway.errors import KubeError
 from holdfast_operator.ports import Metrics
+from holdfast_operator.sync_endpoint.authentication import Callers, Refused
+from holdfast_operator.sync_endpoint.board import Board, NotMember, NotReady, PodIdentity
+from holdfast_operator.sync_endpoint.body import BodyError, parse_report
+from holdfast_operator.sync_endpoint.limits import Guard, RateLimit
 
 BODY_SECONDS: Final = 10.0
 HANDSHAKE_SECONDS: Final = 10.0

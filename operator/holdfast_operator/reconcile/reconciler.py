@@ -8,9 +8,6 @@ from typing import Final
 from holdfast_contract import keys
 from holdfast_contract.api import TrainingJobStatus
 from holdfast_contract.reasons import Condition, Reason
-from holdfast_operator import observe
-from holdfast_operator.act import Actor
-from holdfast_operator.board import Board
 from holdfast_operator.decide import conditions
 from holdfast_operator.decide.actions import Event
 from holdfast_operator.decide.children import ControlSettings
@@ -18,6 +15,9 @@ from holdfast_operator.decide.plan import decide
 from holdfast_operator.gateway.errors import Conflict, NotFound
 from holdfast_operator.gateway.kube import Kube
 from holdfast_operator.ports import Clock, Events, Manifest, Metrics
+from holdfast_operator.reconcile import observe
+from holdfast_operator.reconcile.act import Actor
+from holdfast_operator.sync_endpoint.board import Board
 
 CONFLICT_SECONDS: Final = 0.05
 """How soon to look again after the job has changed during a pass."""

@@ -11,8 +11,8 @@ from dataclasses import dataclass
 from typing import Final, Generic, TypeVar
 
 from holdfast_contract import keys
-from holdfast_operator.board import PodIdentity
 from holdfast_operator.gateway.kube import Json, Kube
+from holdfast_operator.sync_endpoint.board import PodIdentity
 
 ACCEPTED_SECONDS: Final = 10.0
 REFUSED_SECONDS: Final = 2.0

@@ -12,13 +12,13 @@ from typing import Final
 
 from holdfast_contract import keys
 from holdfast_contract.reasons import Reason
-from holdfast_operator.board import Board, PodIdentity
 from holdfast_operator.decide import children
 from holdfast_operator.decide.actions import CreatePod, DeleteJob, DeletePod, Event, Finalizer, Plan
 from holdfast_operator.decide.facts import JobFact, Observation
 from holdfast_operator.gateway.errors import AlreadyExists, Conflict, Forbidden, Invalid, NotFound
 from holdfast_operator.gateway.kube import Kube
 from holdfast_operator.ports import Events, Manifest, Metrics
+from holdfast_operator.sync_endpoint.board import Board, PodIdentity
 
 POD_RETRY_SECONDS: Final = 5.0
 """How soon a pod that the API server refused is tried again (quota, admission, permissions may change)."""

@@ -7,13 +7,14 @@ from typing import Final
 
 from holdfast_contract.api import TrainingJobStatus
 from holdfast_contract.reasons import Condition
-from holdfast_operator.decide import attempts, conditions, goodput, lifecycle, moves, notices, recovery
-from holdfast_operator.decide.actions import Action, CreatePod, DeleteJob, DeletePod, Finalizer, Plan, Turn
+from holdfast_operator.decide import attempts, conditions, ending, goodput, notices, replacement
+from holdfast_operator.decide.actions import Action, CreatePod, DeleteJob, DeletePod, Finalizer, Plan, StatusDecision
 from holdfast_operator.decide.directives import directives
-from holdfast_operator.decide.members import View, node_in_doubt
+from holdfast_operator.decide.members import JobView, node_in_doubt
+from holdfast_operator.decide.rules import deletion, preparation
 
 RESYNC_SECONDS: Final = 30.0
-"""How often a job that is alive is looked at even if nothing is heard of it."""
+"""How often a job that is alive is looked at even if no report comes."""
 PROGRESS_SECONDS: Final = 2.0
 """How often progress alone is worth a write of the status."""
 DOUBT_SECONDS: Final = 1.0
@@ -24,28 +25,28 @@ EXIT_SECONDS: Final = 60.0
 """How long the pods of a finished job may take to end by themselves."""
 
 
-def carry_out(view: View, learned: Turn, wait_seconds: float | None) -> Plan:
+def plan_effects(view: JobView, reported: StatusDecision, wait_seconds: float | None) -> Plan:
     """A plan that changes nothing but the world, and the status only by what was observed.
 
-    ``wait_seconds``: how long the rule that has spoken wants to wait at most; None if none had anything to say.
+    ``wait_seconds``: the longest wait that the deciding rule wants; None if no rule decided.
     """
-    status, write = _status(view, learned.status)
+    status, write = _status(view, reported.status)
     timers = () if conditions.finished(view.status) else _timers(view)
     latest = RESYNC_SECONDS if wait_seconds is None else wait_seconds
     return Plan(
         status=status,
         actions=tuple(_actions(view)),
         directives=directives(view),
-        events=learned.events if write else (),
-        counts=learned.counts if write else (),
+        events=reported.events if write else (),
+        counts=reported.counts if write else (),
         requeue_after_seconds=max(SHORTEST_SECONDS, min((latest, *timers))),
     )
 
 
-def _status(view: View, learned: TrainingJobStatus) -> tuple[TrainingJobStatus, bool]:
+def _status(view: JobView, reported: TrainingJobStatus) -> tuple[TrainingJobStatus, bool]:
     """The status to store and whether that is worth a write now."""
     stored = view.job.status
-    fresh = conditions.derive(view, learned)
+    fresh = conditions.derive(view, reported)
     known = stored.progress.observed_at if stored.progress is not None else None
     due = known is None or (view.now - known).total_seconds() >= PROGRESS_SECONDS
     accounted = stored.goodput.accounted_until or goodput.begun(view)
@@ -67,35 +68,35 @@ def _meaning(status: TrainingJobStatus) -> object:
     return status.model_copy(update={"progress": None, "goodput": None})
 
 
-def _timers(view: View) -> Iterator[float]:
+def _timers(view: JobView) -> Iterator[float]:
     """Instants at which something falls due without anybody saying so."""
     status = view.status
     if status.save is not None:
         yield max(0.0, (status.save.deadline - view.now).total_seconds()) + 0.1
         yield 2.0
-    move = status.transition
-    if move is not None and move.training:
-        yield max(0.0, moves.switch_left_seconds(view, move))
-    elif move is not None:
+    transition = status.transition
+    if transition is not None and transition.training:
+        yield max(0.0, replacement.switch_left_seconds(view, transition))
+    elif transition is not None:
         if (pause := attempts.backoff_left_seconds(view, status)) > 0:
             yield pause
-        if (patience := recovery.patience_left_seconds(view)) > 0:
+        if (patience := preparation.patience_left_seconds(view)) > 0:
             yield patience
-    if status.preemption is not None and status.preemption.standing and move is None and status.save is None:
+    if status.preemption is not None and status.preemption.standing and transition is None and status.save is None:
         binding = [n for n in notices.find(view) if n.urgency is not notices.Urgency.ADVISORY]
         if binding:
-            yield max(0.0, moves.move_due_seconds(view, binding))
+            yield max(0.0, replacement.replacement_due_seconds(view, binding))
     if node_in_doubt(view):
         yield DOUBT_SECONDS
     limit = view.spec.active_deadline_seconds
     if limit is not None and not conditions.finished(status) and not conditions.holds(status, Condition.SUSPENDED):
-        yield max(0.0, limit - lifecycle.active_seconds(view))
+        yield max(0.0, limit - ending.active_seconds(view))
     known = status.progress
     if known is not None and known.observed_at is not None and next(view.training(), None) is not None:
         yield max(0.1, PROGRESS_SECONDS - (view.now - known.observed_at).total_seconds())
 
 
-def _actions(view: View) -> Iterator[Action]:
+def _actions(view: JobView) -> Iterator[Action]:
     if view.job.deleted_at is not None:
         yield from _release(view)
     elif conditions.finished(view.status):
@@ -111,15 +112,15 @@ def _actions(view: View) -> Iterator[Action]:
         yield from _delete(view)
 
 
-def _release(view: View) -> Iterator[Action]:
+def _release(view: JobView) -> Iterator[Action]:
     """Let a deleted job go: its pods first, so that they end even where no garbage collector runs."""
-    if lifecycle.released(view):
+    if deletion.released(view):
         yield from (DeletePod(p.name, p.uid) for p in view.observed.pods if not p.terminating)
         if view.job.has_finalizer:
             yield Finalizer.REMOVE
 
 
-def _wind_up(view: View) -> Iterator[Action]:
+def _wind_up(view: JobView) -> Iterator[Action]:
     """Agents end by themselves and their pods stay for the logs; who cannot end is deleted."""
     since = view.status.completion_time
     slow = since is not None and (view.now - since).total_seconds() >= EXIT_SECONDS
@@ -128,20 +129,20 @@ def _wind_up(view: View) -> Iterator[Action]:
             yield DeletePod(pod.name, pod.uid)
     if view.job.has_finalizer:
         yield Finalizer.REMOVE
-    left = lifecycle.ttl_left_seconds(view)
+    left = ending.ttl_left_seconds(view)
     if left is not None and left <= 0:
         yield DeleteJob()
 
 
-def _create(view: View) -> Iterator[CreatePod]:
+def _create(view: JobView) -> Iterator[CreatePod]:
     """Missing pods. A training attempt is never mended in place: what it loses, the next attempt replaces."""
-    status, move = view.status, view.status.transition
-    nodes = tuple(sorted(notices.doomed_nodes(view) | set(move.nodes if move is not None else ())))
+    status, transition = view.status, view.status.transition
+    nodes = tuple(sorted(notices.doomed_nodes(view) | set(transition.nodes if transition is not None else ())))
     taken = {(p.index, p.created_in_attempt) for p in view.observed.pods}
     for worker in view.workers:
-        if move is not None and move.training:
-            wanted = worker.index in move.workers and worker.incoming is None
-        elif move is not None or not status.active_attempt:
+        if transition is not None and transition.training:
+            wanted = worker.index in transition.workers and worker.incoming is None
+        elif transition is not None or not status.active_attempt:
             wanted = not view.usable(worker.pod)
         else:
             wanted = False
@@ -149,7 +150,7 @@ def _create(view: View) -> Iterator[CreatePod]:
             yield CreatePod(worker.index, status.attempt, nodes)
 
 
-def _delete(view: View) -> Iterator[DeletePod]:
+def _delete(view: JobView) -> Iterator[DeletePod]:
     """Pods that are neither member nor replacement, once whoever replaces them is there."""
     kept = {p.uid for w in view.workers for p in (w.pod, w.incoming) if p is not None}
     for pod in view.observed.pods:

@@ -52,7 +52,7 @@ class _Said:
     """One Event and how often its words were said. ``written``: the count that the API server has; 0: none yet."""
 
     manifest: Manifest
-    heard_at: float  # on the recorder's clock
+    emitted_at: float  # on the recorder's clock
     last_observed: str
     count: int = 1
     written: int = 0
@@ -89,7 +89,7 @@ class Recorder:
         self._forget(now)
         said = self._said.get(words)
         if said is not None:
-            said.count, said.heard_at, said.last_observed = said.count + 1, now, _text(instant)
+            said.count, said.emitted_at, said.last_observed = said.count + 1, now, _text(instant)
             self._said.move_to_end(words)
             if said.count == 2:  # more often than that waits for the next refresh
                 self._enqueue(said)
@@ -149,7 +149,7 @@ class Recorder:
         """Drop words that have not been repeated for long. The oldest go first when there are too many."""
         while self._said:
             oldest = next(iter(self._said.values()))
-            if len(self._said) <= QUEUE_LIMIT and now - oldest.heard_at < SERIES_SECONDS:
+            if len(self._said) <= QUEUE_LIMIT and now - oldest.emitted_at < SERIES_SECONDS:
                 return
             self._said.popitem(last=False)
             if oldest.count != oldest.written:

@@ -10,8 +10,8 @@ from holdfast_contract.manifest import CheckpointRef
 from holdfast_contract.reasons import Condition, Metric, Reason
 from holdfast_contract.sync import Progress, TrainerPhase
 from holdfast_operator.decide import conditions, saves
-from holdfast_operator.decide.actions import Count, Event, Turn
-from holdfast_operator.decide.members import View
+from holdfast_operator.decide.actions import Count, Event, StatusDecision
+from holdfast_operator.decide.members import JobView
 
 MAX_METRICS: Final = 32
 SHORTEST_STEP_SECONDS: Final = 1e-6
@@ -19,7 +19,7 @@ LONGEST_STEP_SECONDS: Final = 1e6
 """No step is shorter or longer; a worker that says so is not believed."""
 
 
-def learn(view: View) -> Turn:
+def apply_reports(view: JobView) -> StatusDecision:
     """The stored status brought up to what is observed, and what is worth telling about it."""
     status = view.status.model_copy(
         update={
@@ -29,32 +29,34 @@ def learn(view: View) -> Turn:
             "progress": _progress(view) or view.status.progress,
         }
     )
-    turn = _checkpoints(view, status)
-    return Turn(turn.status, (*turn.events, *_storage_trouble(view)), turn.counts)
+    decision = _checkpoints(view, status)
+    return StatusDecision(decision.status, (*decision.events, *_storage_trouble(view)), decision.counts)
 
 
-def _storage_trouble(view: View) -> tuple[Event, ...]:
+def _storage_trouble(view: JobView) -> tuple[Event, ...]:
     """What a trainer says about its storage, told once. The condition that shows it remembers that it was told."""
     shown = conditions.get(view.status, Condition.CHECKPOINT_VALID)
-    for worker, heard in view.spoken():
-        trouble = heard.report.storage_error[: conditions.MAX_MESSAGE]
+    for worker, last in view.reporting():
+        trouble = last.report.storage_error[: conditions.MAX_MESSAGE]
         if trouble:
             known = shown is not None and shown.reason == Reason.SAVE_FAILED and shown.message == trouble
             return () if known else (Event(Reason.SAVE_FAILED, f"worker {worker.index}: {trouble}", "Warning"),)
     return ()
 
 
-def _workers(view: View) -> WorkersStatus:
+def _workers(view: JobView) -> WorkersStatus:
     stopped = conditions.finished(view.status) or conditions.holds(view.status, Condition.SUSPENDED)
-    unheard = any(w.pod is not None and w.pod.phase == "Running" and view.heard(w.pod) is None for w in view.workers)
-    if unheard and view.status.active_attempt and view.status.transition is None and not stopped:
+    unreported = any(
+        w.pod is not None and w.pod.phase == "Running" and view.last_report(w.pod) is None for w in view.workers
+    )
+    if unreported and view.status.active_attempt and view.status.transition is None and not stopped:
         return view.status.workers  # this process has just begun to listen: no word yet is no news
     stepping = sum(1 for _, h in view.training() if h.report.phase is TrainerPhase.RUNNING)
-    ready = sum(1 for w, _ in view.spoken() if view.usable(w.pod))
+    ready = sum(1 for w, _ in view.reporting() if view.usable(w.pod))
     return WorkersStatus(desired=0 if stopped else view.spec.replicas, ready=ready, training=stepping)
 
 
-def _progress(view: View) -> ProgressStatus | None:
+def _progress(view: JobView) -> ProgressStatus | None:
     told: list[Progress] = [h.report.progress for _, h in view.training() if h.report.progress is not None]
     if not told:
         return None
@@ -76,7 +78,7 @@ def _is_believable(step_seconds: float) -> bool:
     return SHORTEST_STEP_SECONDS <= step_seconds <= LONGEST_STEP_SECONDS
 
 
-def _checkpoints(view: View, status: TrainingJobStatus) -> Turn:
+def _checkpoints(view: JobView, status: TrainingJobStatus) -> StatusDecision:
     known = status.checkpoint
     events: list[Event] = []
     fresh = _new_rejections(view)
@@ -101,18 +103,18 @@ def _checkpoints(view: View, status: TrainingJobStatus) -> Turn:
         update={"run": view.job.run, "newest": newest, "restored": restored, "rejected": rejected}
     )
     counts = (Count(Metric.CHECKPOINTS_REJECTED, float(len(fresh))),) if fresh else ()
-    return Turn(status.model_copy(update={"checkpoint": checkpoint}), tuple(events), counts)
+    return StatusDecision(status.model_copy(update={"checkpoint": checkpoint}), tuple(events), counts)
 
 
 def _key(point: CheckpointPoint) -> tuple[int, int]:
     return point.attempt, point.step
 
 
-def _new_rejections(view: View) -> tuple[RejectedPoint, ...]:
+def _new_rejections(view: JobView) -> tuple[RejectedPoint, ...]:
     known = {(r.attempt, r.step) for r in view.status.checkpoint.rejected}
     fresh: dict[tuple[int, int], RejectedPoint] = {}
-    for _, heard in view.spoken():
-        for r in heard.report.rejected:
+    for _, last in view.reporting():
+        for r in last.report.rejected:
             if (r.attempt, r.step) not in known:
                 fresh.setdefault(
                     (r.attempt, r.step), RejectedPoint(attempt=r.attempt, step=r.step, reason=r.reason[:4096])
@@ -120,21 +122,21 @@ def _new_rejections(view: View) -> tuple[RejectedPoint, ...]:
     return tuple(fresh[k] for k in sorted(fresh, reverse=True))[:MAX_REJECTED]
 
 
-def _restored(view: View) -> CheckpointPoint | None:
-    for _, heard in view.spoken():
-        told, active = heard.report.restored, view.status.active_attempt
-        if heard.report.attempt == active and told is not None and told.attempt <= active:
+def _restored(view: JobView) -> CheckpointPoint | None:
+    for _, last in view.reporting():
+        told, active = last.report.restored, view.status.active_attempt
+        if last.report.attempt == active and told is not None and told.attempt <= active:
             pinned = view.status.checkpoint.pinned
             return pinned if pinned is not None and saves.ref(pinned) == told else saves.point(told)
     return None
 
 
-def _newest(view: View, restored: CheckpointPoint | None, rejected: set[tuple[int, int]]) -> CheckpointPoint | None:
+def _newest(view: JobView, restored: CheckpointPoint | None, rejected: set[tuple[int, int]]) -> CheckpointPoint | None:
     """Newest that is committed and not refused. Orders by (attempt, step): a later attempt supersedes an earlier."""
     known = [p for p in (view.status.checkpoint.newest, restored) if p is not None]
     told: list[CheckpointRef] = [
         h.report.newest
-        for _, h in view.spoken()
+        for _, h in view.reporting()
         if h.report.newest is not None and h.report.newest.attempt <= view.status.active_attempt
     ]
     fresh = [saves.point(ref, view.now) for ref in told if ref not in [saves.ref(p) for p in known]]

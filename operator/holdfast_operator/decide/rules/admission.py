@@ -9,8 +9,8 @@ from holdfast_contract.manifest import Owner
 from holdfast_contract.reasons import Condition, Reason
 from holdfast_contract.sync import Inspection
 from holdfast_operator.decide import attempts, conditions, saves, storage
-from holdfast_operator.decide.actions import Event, Turn, Wait
-from holdfast_operator.decide.members import View
+from holdfast_operator.decide.actions import Event, StatusDecision, Wait
+from holdfast_operator.decide.members import JobView
 
 MAX_ATTEMPT: Final = 999_000
 """Pods are named after the attempt; the longest job name leaves room for six digits."""
@@ -18,7 +18,7 @@ RETRY_SECONDS: Final = 15.0
 """How often a refused run folder is looked at again."""
 
 
-def admit(view: View) -> Turn | Wait | None:
+def admit(view: JobView) -> StatusDecision | Wait | None:
     """The first attempt is numbered above every attempt that the run has seen, under this job or an earlier one."""
     if view.status.active_attempt or view.status.transition is not None:
         return None
@@ -41,35 +41,37 @@ def admit(view: View) -> Turn | Wait | None:
     return _number(view, found, takes_over=foreign)
 
 
-def _may_take_over(view: View, owner: Owner) -> bool:
+def _may_take_over(view: JobView, owner: Owner) -> bool:
     other = view.observed.other_owner
     gone = other is not None and other.job_uid == owner.job_uid and not other.alive
     return view.spec.checkpoint.take_over or gone
 
 
-def _was_refused(view: View) -> bool:
+def _was_refused(view: JobView) -> bool:
     before = conditions.get(view.status, Condition.ADMITTED)
     return before is not None and before.reason == Reason.FOREIGN_CHECKPOINT_OWNER
 
 
-def _look_again(view: View) -> Turn:
+def _look_again(view: JobView) -> StatusDecision:
     """What was found while the other job still trained is out of date: a new number makes the agent look anew."""
     message = f"the job that run {view.job.run} belonged to is gone; its folder is looked into once more"
     status = view.status.model_copy(update={"attempt": view.status.attempt + 1})
     reason = Reason.INSPECTING_STORAGE
-    return Turn(conditions.put(view, status, Condition.ADMITTED, value="Unknown", reason=reason, message=message))
+    return StatusDecision(
+        conditions.put(view, status, Condition.ADMITTED, value="Unknown", reason=reason, message=message)
+    )
 
 
-def _refuse(view: View, reason: Reason, message: str) -> Turn | Wait:
+def _refuse(view: JobView, reason: Reason, message: str) -> StatusDecision | Wait:
     before = conditions.get(view.status, Condition.ADMITTED)
     same = before is not None and (before.status, before.reason) == ("False", reason.value)
     if same and before is not None and before.message == message[: conditions.MAX_MESSAGE]:
         return Wait(RETRY_SECONDS)
     status = conditions.put(view, view.status, Condition.ADMITTED, value="False", reason=reason, message=message)
-    return Turn(status, () if same else (Event(reason, message, "Warning"),))
+    return StatusDecision(status, () if same else (Event(reason, message, "Warning"),))
 
 
-def _number(view: View, found: Inspection, *, takes_over: bool) -> Turn:
+def _number(view: JobView, found: Inspection, *, takes_over: bool) -> StatusDecision:
     number = max(view.status.attempt, found.highest_attempt) + 1
     newest = max(found.candidates, default=None)
     known: TrainingJobStatus = view.status
@@ -87,4 +89,4 @@ def _number(view: View, found: Inspection, *, takes_over: bool) -> Turn:
     status = conditions.put(view, status, Condition.ADMITTED, value="True", reason=Reason.ACCEPTED, message=message)
     begun = attempts.begin_if_ready(view, status)
     events = (Event(Reason.ACCEPTED, message),)
-    return Turn(status, events) if begun is None else Turn(begun.status, (*events, *begun.events))
+    return StatusDecision(status, events) if begun is None else StatusDecision(begun.status, (*events, *begun.events))

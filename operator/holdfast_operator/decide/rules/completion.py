@@ -1,0 +1,34 @@
+"""Training reached its end, and what is finished stays so."""
+
+from __future__ import annotations
+
+from holdfast_contract.reasons import Condition, Reason
+from holdfast_operator.decide import causes, conditions, progress
+from holdfast_operator.decide.actions import Event, StatusDecision, Wait
+from holdfast_operator.decide.ending import IDLE_SECONDS, close, ttl_left_seconds
+from holdfast_operator.decide.members import JobView
+
+
+def rest_if_finished(view: JobView) -> Wait | None:
+    """A finished job stays as it is until it is deleted."""
+    if not conditions.finished(view.status):
+        return None
+    left = ttl_left_seconds(view)
+    return Wait(IDLE_SECONDS if left is None else max(0.0, left))
+
+
+def complete(view: JobView) -> StatusDecision | None:
+    """Training has reached its end in every worker. One that was torn down by the first to finish counts as done."""
+    if not view.status.active_attempt or view.preparing:
+        return None
+    found = causes.ends(view)
+    done = [e for e in found if e.done]
+    if not done or len(found) < view.spec.replicas or not all(e.done or e.aborted for e in found):
+        return None
+    step = progress.reached(view)
+    message = f"training reached its end at step {step} in attempt {view.status.active_attempt}"
+    status = close(view, view.status)
+    if status.progress is not None:  # the last one that was written may be some steps old
+        status = status.model_copy(update={"progress": status.progress.model_copy(update={"step": step})})
+    status = conditions.put(view, status, Condition.SUCCEEDED, value="True", reason=Reason.COMPLETED, message=message)
+    return StatusDecision(status, (Event(Reason.COMPLETED, message),))

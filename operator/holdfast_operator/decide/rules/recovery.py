@@ -1,0 +1,118 @@
+"""An attempt has ended before training did: name the cause, count it once, number the next attempt."""
+
+from __future__ import annotations
+
+from holdfast_contract.reasons import Cause, Reason
+from holdfast_operator.decide import attempts, budget, causes, ending, notices, preemption_record, stopping
+from holdfast_operator.decide.actions import Event, StatusDecision, Wait
+from holdfast_operator.decide.causes import End
+from holdfast_operator.decide.members import JobView
+
+
+def recover(view: JobView) -> StatusDecision | Wait | None:
+    """An attempt ended: name the first culprit, count one cause, go on with the next number or give up."""
+    if not view.status.active_attempt or view.preparing:
+        return None
+    found = _bad_ends(view)
+    if not found:
+        return _finish_or_hang(view)
+    open_seconds = causes.open_seconds(view, found)
+    if open_seconds > 0:
+        if view.status.end_seen_at is None:
+            return StatusDecision(view.status.model_copy(update={"end_seen_at": view.now}))
+        return Wait(min(open_seconds, stopping.POLL_SECONDS))
+    return _end_attempt(view, found)
+
+
+def _bad_ends(view: JobView) -> tuple[End, ...]:
+    """Ends that are neither completion nor an answer to a save that stops the trainers."""
+    save = view.status.save
+    found = causes.ends(view)
+    if save is None or not save.stop:
+        return tuple(e for e in found if not e.done)
+    # Whoever stops first may take the others down with the collective; that is the stop's doing.
+    answered = any(e.stopped or e.done for e in found)
+    return tuple(e for e in found if not e.done and not e.stopped and not (answered and e.aborted))
+
+
+def _finish_or_hang(view: JobView) -> StatusDecision | Wait | None:
+    """Some workers are done and others train on: they get a limit, since a collective may wait for the gone."""
+    done = [e for e in causes.ends(view) if e.done]
+    since = view.status.end_seen_at
+    if not done or len(done) == view.spec.replicas:
+        return (
+            StatusDecision(view.status.model_copy(update={"end_seen_at": None}))
+            if since is not None and not done
+            else None
+        )
+    if since is None:
+        return StatusDecision(view.status.model_copy(update={"end_seen_at": view.now}))
+    left = ending.COMPLETION_SECONDS - (view.now - since).total_seconds()
+    if left > 0:
+        return Wait(left)
+    why = f"workers {[e.worker.index for e in done]} finished and the others did not within the limit"
+    return _conclude(view, Cause.HANG, None, tuple(done), why)
+
+
+def _end_attempt(view: JobView, found: tuple[End, ...]) -> StatusDecision:
+    first = causes.culprit(found)
+    silent = _silent(view, found) if first.aborted else ()
+    if silent:
+        why = f"workers {list(silent)} fell silent and the others were torn down with them"
+        return _conclude(view, Cause.POD_LOST, None, found, why, more_workers=silent)
+    doomed = {i for n in notices.find(view) for i in n.workers}
+    preempted = first.worker.index in doomed or _went_as_noticed(view, first)
+    preempted = preempted and view.status.preemption is not None and view.status.preemption.standing
+    cause = Cause.PREEMPTION if preempted else first.cause
+    return _conclude(view, cause, first, found, first.sentence)
+
+
+def _went_as_noticed(view: JobView, end: End) -> bool:
+    """Whether a pod that is gone without a trace is the one whose end was announced: the status remembers the notice."""
+    record, transition = view.status.preemption, view.status.transition
+    if not end.evidence.absent or record is None or record.notice is None:
+        return False
+    return (transition is not None and end.worker.index in transition.workers) or record.notice.node not in view.by_node
+
+
+def _silent(view: JobView, found: tuple[End, ...]) -> tuple[int, ...]:
+    """Workers that have not ended and have not spoken since the first end was seen."""
+    if len(found) == view.spec.replicas or view.status.end_seen_at is None:
+        return ()
+    ended = {e.worker.index for e in causes.ends(view)}
+    age = (view.now - view.status.end_seen_at).total_seconds()
+    last = {w.index: view.last_report(w.pod) for w in view.workers if w.index not in ended}
+    return tuple(i for i, h in last.items() if h is None or h.age_seconds >= age)
+
+
+def _conclude(
+    view: JobView,
+    cause: Cause,
+    first: End | None,
+    found: tuple[End, ...],
+    why: str,
+    *,
+    more_workers: tuple[int, ...] = (),
+) -> StatusDecision:
+    """Count the end of the active attempt once and go on, or give up if the budget is spent."""
+    status = attempts.finish(view, cause, message=why, end=first)
+    status = budget.charge(view, status, cause)
+    events = [Event(_event_reason(cause), f"attempt {view.status.active_attempt}: {why}", "Warning")]
+    answered = preemption_record.close_by_end(view, status, cause, first)
+    status, events, counts = answered.status, [*events, *answered.events], [*answered.counts]
+    spent = budget.exhausted(view, status) if cause.budgeted else None
+    if spent is not None:
+        decision = ending.fail(view, status, *spent)
+    else:
+        warned = notices.find(view)
+        doomed = {i for n in warned if n.urgency is not notices.Urgency.ADVISORY for i in n.workers}
+        gone = {e.worker.index for e in found if e.pod_is_gone}
+        nodes = {n.node for n in warned if n.avoid} | {
+            e.worker.pod.node for e in found if e.evidence.node_lost and e.worker.pod is not None
+        }
+        decision = attempts.restart(view, status, cause, workers=gone | doomed | {*more_workers}, nodes=nodes, why=why)
+    return StatusDecision(decision.status, (*events, *decision.events), (*counts, *decision.counts))
+
+
+def _event_reason(cause: Cause) -> Reason:
+    return {Cause.NODE_LOST: Reason.NODE_LOST, Cause.POD_LOST: Reason.POD_LOST}.get(cause, Reason.WORKER_CRASHED)

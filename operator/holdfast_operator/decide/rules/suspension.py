@@ -1,0 +1,41 @@
+"""The user wants the pods back, or gives them again."""
+
+from __future__ import annotations
+
+from holdfast_contract.reasons import Cause, Condition, Reason
+from holdfast_operator.decide import attempts, conditions, progress
+from holdfast_operator.decide.actions import Event, StatusDecision, Wait
+from holdfast_operator.decide.ending import IDLE_SECONDS, close
+from holdfast_operator.decide.members import JobView
+from holdfast_operator.decide.stopping import POLL_SECONDS, stop, stop_outcome
+
+
+def suspend(view: JobView) -> StatusDecision | Wait | None:
+    """The user wants the pods back: save, stop, release. A stop that has begun is carried through."""
+    stopping = view.status.save is not None and view.status.save.purpose == "Suspend"
+    suspended = conditions.holds(view.status, Condition.SUSPENDED)
+    if not view.spec.suspend and not stopping:
+        return _resume(view) if suspended else None
+    if suspended:
+        return Wait(IDLE_SECONDS)
+    if not stopping and progress.may_train(view):
+        return stop(view, "Suspend", Reason.SUSPENDING)
+    outcome = stop_outcome(view) if stopping else "no trainer ran, so nothing was saved"
+    if outcome is None:
+        return Wait(POLL_SECONDS)
+    status = attempts.finish(view, Cause.USER_REQUEST, message="suspended") if stopping else view.status
+    status = close(view, status).model_copy(update={"completion_time": None})
+    status = conditions.put(
+        view, status, Condition.SUSPENDED, value="True", reason=Reason.SUSPENDED_BY_USER, message=outcome
+    )
+    return StatusDecision(status, (Event(Reason.SUSPENDED_BY_USER, outcome),))
+
+
+def _resume(view: JobView) -> StatusDecision:
+    status = conditions.put(view, view.status, Condition.SUSPENDED, value="False", reason=Reason.RESUMED, message="")
+    event = Event(Reason.RESUMED, "the job goes on")
+    if not status.active_attempt:
+        return StatusDecision(status, (event,))
+    everyone = range(view.spec.replicas)
+    decision = attempts.restart(view, status, Cause.USER_REQUEST, workers=everyone, nodes=(), why="resumed by the user")
+    return StatusDecision(decision.status, (event, *decision.events), decision.counts)
