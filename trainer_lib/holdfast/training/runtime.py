@@ -8,7 +8,7 @@ from collections.abc import Callable
 from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, Final
 
-from holdfast.distributed.agreement import Ask, Decision
+from holdfast.distributed.agreement import Decision
 from holdfast.distributed.agreement_thread import Agreement
 from holdfast.distributed.coordination import Coordination
 from holdfast.distributed.peers import Peers
@@ -18,12 +18,15 @@ from holdfast.training.agent_client import AgentClient
 from holdfast.training.config import Surroundings
 from holdfast.training.goodput import Accountant, process_age_seconds
 from holdfast.training.progress import Steps
-from holdfast.training.save_requests import SIGTERM_ID, SIGTERM_SECONDS, RequestDesk, TerminationSignal
+from holdfast.training.save_request_loop import SaveRequestLoop
+from holdfast.training.save_requests import SIGTERM_ID, Agreed, SaveRequestQueue
 from holdfast.training.saves import Saves
 from holdfast.training.schedule import Schedule
 from holdfast.training.status import Status
+from holdfast.training.termination import SIGTERM_SECONDS, TerminationSignal
 from holdfast_contract.keys import ENV_AGENT_SOCKET
 from holdfast_contract.runfolder import RunFolder
+from holdfast_contract.sync import SaveRequest
 
 if TYPE_CHECKING:
     from holdfast.store import Store, StoreSettings
@@ -76,7 +79,7 @@ class Parts:
     attempt: int
     schedule: Schedule
     store: Store
-    desk: RequestDesk
+    requests: SaveRequestLoop
     saves: Saves
     agreement: Agreement
     peers: Peers
@@ -85,6 +88,7 @@ class Parts:
     def start(self) -> None:
         """Begin to watch and to talk, then claim the run. Raises what the claim raises."""
         self.agreement.start()
+        self.requests.start()
         self.peers.start()
         if self.journal.agent is not None:
             self.journal.agent.start()
@@ -95,6 +99,7 @@ class Parts:
         """Stop watching and talking; nothing is saved or told after this."""
         self.signal.restore()
         self.peers.close()
+        self.requests.close()
         self.agreement.close()
         if self.journal.agent is not None:
             self.journal.agent.close()
@@ -107,24 +112,30 @@ def assemble(
     store, attempt = open_store(where, coordination)
     schedule = Schedule(where.every, coordination.process_index)
     journal.steps.watch(watched_metrics(where.every))
-    desk = RequestDesk(journal.status, coordination.process_index)
+    events = SaveRequestQueue()
     saves = Saves(
         store,
         accountant=journal.accountant,
         steps=journal.steps,
         status=journal.status,
-        answered=desk.answered,
+        requests=events,
         history=where.history,
     )
 
-    def decided(ask: Ask, decision: Decision) -> None:
-        schedule.decided(ask, decision)
-        desk.decided(ask, decision)
+    def agreed(request: SaveRequest, decision: Decision) -> None:
+        events.put(Agreed(request, decision, journal.status.newest))
 
-    agreement = Agreement(coordination, facts=saves.facts, decided=decided)
-    desk.connect(agreement, saves)
+    agreement = Agreement(coordination, facts=saves.facts, agreed=agreed)
+    requests = SaveRequestLoop(
+        events,
+        agreement=agreement,
+        status=journal.status,
+        schedule=schedule,
+        process_index=coordination.process_index,
+    )
     if where.agent_socket is not None:
-        journal.agent = AgentClient(where.agent_socket, attempt, update=journal.status.update, command=desk.command)
+        journal.agent = AgentClient(where.agent_socket, attempt, update=journal.status.update, command=requests.command)
+    sigterm = SaveRequest(SIGTERM_ID, seconds_left=SIGTERM_SECONDS, stop=True)
     return Parts(
         where=where,
         journal=journal,
@@ -132,11 +143,11 @@ def assemble(
         attempt=attempt,
         schedule=schedule,
         store=store,
-        desk=desk,
+        requests=requests,
         saves=saves,
         agreement=agreement,
         peers=Peers(coordination, abandoned),
-        signal=TerminationSignal(lambda: desk.request(Ask(SIGTERM_ID, seconds_left=SIGTERM_SECONDS, stop=True))),
+        signal=TerminationSignal(lambda: requests.request(sigterm)),
     )
 
 

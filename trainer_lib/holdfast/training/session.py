@@ -215,24 +215,23 @@ class Session:
         metrics = dict(metrics or {})
         self._journal.steps.add(step, results_of(state, metrics), metrics)
         noted = notes.to_bytes(metadata)
-        asks = parts.agreement.gate.take(step)
+        agreed = parts.agreement.gate.take_due(step)
         moment = parts.saves.moment(step)
         wanted = save or keep or step == self._until or parts.schedule.due(moment)
         if step == parts.saves.last_step:
-            for ask in asks:
-                parts.saves.follow(step, ask)
-        elif wanted or asks:
+            return None
+        if wanted or agreed:
             positions.require_iterator(data)
             told = with_verdict(metrics, parts.where.healthy)
             request = Request(positions.capture(data), told, pinned=keep, metadata=noted)
             before = parts.saves.last
-            handle = parts.saves.begin(step, nnx.arrays_of(state), request, asks)
+            handle = parts.saves.begin(step, nnx.arrays_of(state), request)
             parts.schedule.began()
             if self._arguments.on_save_error == "raise":
                 raise_failure(before)  # known to all ranks alike, since this save waited for it
             return handle
-        elif parts.saves.in_flight is None and (own := parts.schedule.ask(moment)) is not None:
-            parts.agreement.ask(own)
+        if parts.saves.in_flight is None and (own := parts.schedule.ask(moment)) is not None:
+            parts.requests.request(own)
         return None
 
     def request_save(self, within_seconds: float = REQUEST_SECONDS) -> Future[CheckpointRef]:
@@ -246,7 +245,7 @@ class Session:
             ``within_seconds``, failed, or training ended before.
         """
         require_positive("within_seconds", within_seconds)
-        return self._parts.desk.request_of_program(within_seconds)
+        return self._parts.requests.request_of_program(within_seconds)
 
     def __enter__(self) -> Self:
         """Join the world and claim the run."""
@@ -277,7 +276,7 @@ class Session:
             parts.store.tidy(TIDY_SECONDS)
         parts.close()
         if stopped:
-            raise SystemExit(int(ExitCode.SAVED if parts.desk.stopped_saved else ExitCode.NOT_SAVED))
+            raise SystemExit(int(ExitCode.SAVED if parts.requests.stopped_saved else ExitCode.NOT_SAVED))
 
     @property
     def _parts(self) -> Parts:

@@ -100,9 +100,9 @@ def end_together(parts: Parts, *, stopped: bool) -> None:
         parts.saves.wait()
         newest = parts.journal.status.newest
         if newest is not None and newest.step >= entered:
-            parts.desk.close(newest, "")
+            parts.requests.end(newest, "")
         else:
-            parts.desk.close(None, f"training ended at step {entered} without it")
+            parts.requests.end(None, f"training ended at step {entered} without it")
         if not stopped:
             raise_failure(parts.saves.last)
         _tell(parts.journal)
