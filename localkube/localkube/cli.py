@@ -9,6 +9,7 @@ import re
 import signal
 import sys
 from collections.abc import Callable, Sequence
+from pathlib import Path
 from typing import Any
 
 from localkube import registry
@@ -47,7 +48,7 @@ def _up(options: argparse.Namespace) -> int:
     cluster = Cluster(options.name, options=choices, progress=progress)
     cluster.start()
     try:
-        cluster.add_nodes([f"node-{index}" for index in range(1, options.nodes + 1)])
+        cluster.add_nodes([f"node-{index}" for index in range(1, options.nodes + 1)], _node_options(options))
         cluster.detach()
     except BaseException:
         cluster.stop()
@@ -124,8 +125,7 @@ def _node_list(options: argparse.Namespace) -> int:
 
 
 def _node_add(options: argparse.Namespace) -> int:
-    labels = dict(_label(text) for text in options.label)
-    Cluster.attach(options.name).add_node(options.node, NodeOptions(labels=labels))
+    Cluster.attach(options.name).add_node(options.node, _node_options(options))
     return _say(f"node {options.node} is Ready")
 
 
@@ -177,11 +177,24 @@ def _condition(exit_code: int | None) -> str:
     return f"was ended by {signal.Signals(-exit_code).name}" if exit_code < 0 else f"ended with {exit_code}"
 
 
-def _label(text: str) -> tuple[str, str]:
-    key, equals, value = text.partition("=")
-    if not key or not equals:
-        raise LocalkubeError(f"--label {text!r}: must be KEY=VALUE")
-    return key, value
+def _node_options(options: argparse.Namespace) -> NodeOptions:
+    images = _pairs("--image", options.image, "PATTERN=FOLDER")
+    return NodeOptions(
+        labels=_pairs("--label", options.label, "KEY=VALUE"),
+        images={pattern: Path(folder) for pattern, folder in images.items()},
+        entrypoints=_pairs("--entrypoint", options.entrypoint, "NAME=COMMAND"),
+    )
+
+
+def _pairs(flag: str, texts: Sequence[str], form: str) -> dict[str, str]:
+    """What a flag was given, split at the first `=`; `form` says in the error how it must look."""
+    pairs = {}
+    for text in texts:
+        key, equals, value = text.partition("=")
+        if not key or not equals:
+            raise LocalkubeError(f"{flag} {text!r}: must be {form}")
+        pairs[key] = value
+    return pairs
 
 
 def _parser() -> argparse.ArgumentParser:
@@ -202,6 +215,7 @@ def _parser() -> argparse.ArgumentParser:
     up.add_argument("--node-grace-seconds", type=_at_least(2), metavar="SECONDS",
                     default=ClusterOptions.node_monitor_grace_seconds,
                     help="how long a node may be silent before it is NotReady (at least 2, default: %(default)s)")  # fmt: skip
+    _add_node_options(up)
     up.set_defaults(run=_up)
     down = verbs.add_parser("down", parents=[named], help="end a cluster and remove all of its files")
     down.add_argument("--all", action="store_true", help="every cluster of this user")
@@ -232,6 +246,15 @@ def _at_least(least: int) -> Callable[[str], int]:
     return number
 
 
+def _add_node_options(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument("--label", action="append", default=[], metavar="KEY=VALUE",
+                        help="a label of the Node object; may be given again")  # fmt: skip
+    parser.add_argument("--image", action="append", default=[], metavar="PATTERN=FOLDER",
+                        help="the environment of images with this name, as 'team/*=.venv'; may be given again")  # fmt: skip
+    parser.add_argument("--entrypoint", action="append", default=[], metavar="NAME=COMMAND",
+                        help="what an image runs where a container names no command; may be given again")  # fmt: skip
+
+
 def _add_node_verbs(parser: argparse.ArgumentParser, named: argparse.ArgumentParser) -> None:
     verbs = parser.add_subparsers(required=True, metavar="VERB", dest="verb")
     verbs.add_parser("list", parents=[named], help="the nodes' processes").set_defaults(run=_node_list)
@@ -248,7 +271,6 @@ def _add_node_verbs(parser: argparse.ArgumentParser, named: argparse.ArgumentPar
         one.add_argument("node", metavar="NODE", help="the node's name")
         one.set_defaults(run=run)
         if verb == "add":
-            one.add_argument("--label", action="append", default=[], metavar="KEY=VALUE",
-                             help="a label of the Node object; may be given again")  # fmt: skip
+            _add_node_options(one)
         if run is _node_taint:
             one.add_argument("taints", nargs="+", metavar="TAINT", help=f"EFFECT is one of {', '.join(EFFECTS)}")

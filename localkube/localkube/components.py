@@ -75,7 +75,7 @@ def environment() -> dict[str, str]:
 
 
 @dataclass(frozen=True)
-class Layout:
+class ClusterLayout:
     """The files in a cluster's state folder."""
 
     state: Path
@@ -112,7 +112,7 @@ class Layout:
         return self.state / f"{user}.kubeconfig"
 
 
-def prepare(layout: Layout, authority: Authority, server_url: str) -> None:
+def prepare(layout: ClusterLayout, authority: Authority, server_url: str) -> None:
     """Write keys, certificates, kubeconfigs and the audit policy of a new cluster."""
     for folder in (layout.pki, layout.logs, layout.nodes):
         folder.mkdir(mode=0o700)
@@ -132,7 +132,7 @@ def prepare(layout: Layout, authority: Authority, server_url: str) -> None:
     (layout.state / "audit-policy.yaml").write_text(yaml.safe_dump(_AUDIT_POLICY))
 
 
-def etcd_command(binaries: Binaries, layout: Layout, options: ClusterOptions) -> list[str]:
+def etcd_command(binaries: Binaries, layout: ClusterLayout, options: ClusterOptions) -> list[str]:
     """Etcd on sockets, without fsync: a machine that loses power loses this cluster anyway."""
     # A lone member never dials what it advertises, and etcd insists on host:port there.
     advertised = "http://localhost:1"
@@ -150,7 +150,7 @@ def etcd_command(binaries: Binaries, layout: Layout, options: ClusterOptions) ->
     return [str(binaries.etcd), *flags, *options.extra_arguments.get(ETCD, ())]
 
 
-def apiserver_command(binaries: Binaries, layout: Layout, options: ClusterOptions, *, port: int) -> list[str]:
+def apiserver_command(binaries: Binaries, layout: ClusterLayout, options: ClusterOptions, *, port: int) -> list[str]:
     """The API server on one loopback port, with node authorizer, RBAC, bound tokens and an audit log."""
     pki, toleration = layout.pki, options.eviction_toleration_seconds
     flags = [
@@ -184,7 +184,7 @@ def apiserver_command(binaries: Binaries, layout: Layout, options: ClusterOption
     return [str(binaries.apiserver), *flags, *options.extra_arguments.get(APISERVER, ())]
 
 
-def controller_manager_command(binaries: Binaries, layout: Layout, options: ClusterOptions) -> list[str]:
+def controller_manager_command(binaries: Binaries, layout: ClusterLayout, options: ClusterOptions) -> list[str]:
     """The controller manager: each loop under its own user, a dead node noticed early."""
     flags = [
         f"--kubeconfig={layout.kubeconfig(CONTROLLER_MANAGER)}",
@@ -203,7 +203,7 @@ def controller_manager_command(binaries: Binaries, layout: Layout, options: Clus
     return [str(binaries.controller_manager), *flags, *options.extra_arguments.get(CONTROLLER_MANAGER, ())]
 
 
-def scheduler_command(binaries: Binaries, layout: Layout, options: ClusterOptions) -> list[str]:
+def scheduler_command(binaries: Binaries, layout: ClusterLayout, options: ClusterOptions) -> list[str]:
     """The scheduler with its default profile."""
     flags = [
         f"--kubeconfig={layout.kubeconfig(SCHEDULER)}",

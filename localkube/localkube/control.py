@@ -15,7 +15,7 @@ from pathlib import Path
 from typing import Any
 
 from localkube.errors import SupervisorError
-from localkube.registry import Entry
+from localkube.registry import RegistryEntry
 
 _ANSWER_SECONDS = 40.0
 _START_SECONDS = 10.0
@@ -33,7 +33,7 @@ class ProcessState:
 
 
 @dataclass(frozen=True)
-class Program:
+class ProcessSpec:
     """What to run under which name; `role` is `component` or `node`."""
 
     name: str
@@ -46,7 +46,7 @@ class Program:
 class Control:
     """Asks a supervisor; every method raises SupervisorError if that is gone or refuses."""
 
-    def __init__(self, entry: Entry) -> None:
+    def __init__(self, entry: RegistryEntry) -> None:
         self._entry = entry
 
     def processes(self) -> dict[str, ProcessState]:
@@ -58,7 +58,7 @@ class Control:
         """A loopback port that stays this cluster's until its end."""
         return int(self._ask({"operation": "reserve_port"})["port"])
 
-    def start(self, program: Program) -> int:
+    def start(self, program: ProcessSpec) -> int:
         """Start a process and return its id."""
         request = {
             "operation": "start",
@@ -119,7 +119,7 @@ class Control:
         return answer
 
 
-def launch_supervisor(entry: Entry, lock_handle: int, log: Path) -> subprocess.Popen[bytes]:
+def launch_supervisor(entry: RegistryEntry, lock_handle: int, log: Path) -> subprocess.Popen[bytes]:
     """Start the supervisor of a claimed entry; the cluster lives no longer than the returned process's input pipe.
 
     Raises SupervisorError with the end of its log if it does not answer in time.

@@ -31,7 +31,7 @@ _HOP_BY_HOP: Final = frozenset(
 _NOISE: Final = ("/leases", "/events", "/tokenreviews", "/token")
 
 
-class Moment(enum.Enum):
+class FaultPoint(enum.Enum):
     """When the hook is asked."""
 
     BEFORE = "before the server sees it"
@@ -51,7 +51,7 @@ class Write:
         return f"{self.method} {self.path}"
 
 
-Hook = Callable[[Write, Moment], bool]
+Hook = Callable[[Write, FaultPoint], bool]
 """Returns True to cut the connection at this moment (after it has done its damage); runs on the proxy's thread."""
 
 
@@ -131,7 +131,7 @@ class FaultProxy:
     async def _handle(self, request: web.Request, session: aiohttp.ClientSession) -> web.StreamResponse:
         body = await request.read()
         write = self._numbered(request, body)
-        if write and self._hook(write, Moment.BEFORE):
+        if write and self._hook(write, FaultPoint.BEFORE):
             return _cut(request)
         headers = {k: v for k, v in request.headers.items() if k.lower() not in _HOP_BY_HOP}
         url = self._upstream.url + request.raw_path
@@ -139,7 +139,7 @@ class FaultProxy:
             if write is None:
                 return await _stream(request, answer)
             content = await answer.read()
-            if self._hook(write, Moment.AFTER):
+            if self._hook(write, FaultPoint.AFTER):
                 return _cut(request)
             kept = {k: v for k, v in answer.headers.items() if k.lower() not in _HOP_BY_HOP}
             return web.Response(status=answer.status, body=content, headers=kept)

@@ -11,8 +11,8 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 from localkube.certs import Authority
-from localkube.components import PROGRAMS, Layout
-from localkube.control import Control, ProcessState, Program
+from localkube.components import PROGRAMS, ClusterLayout
+from localkube.control import Control, ProcessSpec, ProcessState
 from localkube.errors import NodeNameError
 from localkube.kubeconfig import write_kubeconfig
 
@@ -33,6 +33,10 @@ class NodeOptions:
     """What a user may choose about a node."""
 
     labels: Mapping[str, str] = field(default_factory=dict)
+    images: Mapping[str, Path] = field(default_factory=dict)
+    """Environments (folders with a `bin` folder) by image name or shell pattern (`team/*`); the first match counts."""
+    entrypoints: Mapping[str, str] = field(default_factory=dict)
+    """Commands by image name, for containers that name none; written as in a shell."""
     arguments: Sequence[str] = ()
     """Further arguments of `python -m localkube.node`."""
     environment: Mapping[str, str] = field(default_factory=dict)
@@ -42,7 +46,7 @@ class NodeOptions:
 class Nodes:
     """Starts and ends nodes. Methods raise NodeNameError if a name is wrong, SupervisorError if the cluster is gone."""
 
-    def __init__(self, layout: Layout, server_url: str, control: Control) -> None:
+    def __init__(self, layout: ClusterLayout, server_url: str, control: Control) -> None:
         self._layout = layout
         self._server_url = server_url
         self._control = control
@@ -58,11 +62,15 @@ class Nodes:
 
     def add(self, name: str, options: NodeOptions) -> int:
         """Start a node's process, without waiting for it to be Ready; returns its id."""
-        labels = [part for key, value in options.labels.items() for part in ("--label", f"{key}={value}")]
         argv = [sys.executable, "-m", "localkube.node", "--kubeconfig", str(self.kubeconfig(name)), "--name", name]
-        program = Program(
+        images = {pattern: folder.absolute() for pattern, folder in options.images.items()}
+        flags = {"--label": options.labels, "--image": images, "--entrypoint": options.entrypoints}
+        pairs = [
+            word for flag, given in flags.items() for key, value in given.items() for word in (flag, f"{key}={value}")
+        ]
+        program = ProcessSpec(
             name=name,
-            argv=[*argv, "--state-dir", str(self._layout.nodes / name / "state"), *labels, *options.arguments],
+            argv=[*argv, "--state-dir", str(self._layout.nodes / name / "state"), *pairs, *options.arguments],
             log=self._layout.logs / f"{name}.log",
             role="node",
             environment=options.environment,

@@ -22,14 +22,14 @@ if TYPE_CHECKING:
 
     from localkube.cluster import Cluster
 
-KUBECONFIG_VARIABLE = "HOLDFAST_TEST_KUBECONFIG"
+KUBECONFIG_VARIABLE = "LOCALKUBE_TEST_KUBECONFIG"
 _ACCOUNT_SECONDS = 30.0
 _POLL_SECONDS = 0.02
 
 
 @pytest.fixture(scope="session")
 def cluster() -> Iterator[ClusterAccess]:
-    """The run's cluster: localkube's own, or the one that HOLDFAST_TEST_KUBECONFIG names."""
+    """The run's cluster: localkube's own, or the one that LOCALKUBE_TEST_KUBECONFIG names."""
     given = os.environ.get(KUBECONFIG_VARIABLE)
     if given:
         path = Path(given)
@@ -66,7 +66,7 @@ def core_api(cluster: ClusterAccess) -> CoreV1Api:
 def namespace(core_api: CoreV1Api) -> Iterator[str]:
     """A namespace of the test's own in which pods can be created at once; deleted afterwards, without waiting."""
     name = f"test-{secrets.token_hex(4)}"
-    core_api.create_namespace({"metadata": {"name": name, "labels": {"holdfast.dev/test": "true"}}})
+    core_api.create_namespace({"metadata": {"name": name, "labels": {"localkube.dev/test": "true"}}})
     try:
         _await_account(core_api, name)
         yield name

@@ -24,7 +24,7 @@ _POLL_SECONDS = 0.02
 
 
 @dataclass(frozen=True)
-class Entry:
+class RegistryEntry:
     """The registry folder of one cluster."""
 
     name: str
@@ -69,14 +69,14 @@ class Entry:
         shutil.rmtree(self.folder, ignore_errors=True)
 
 
-def claim(name: str) -> tuple[Entry, int]:
+def claim(name: str) -> tuple[RegistryEntry, int]:
     """Create the entry of a new cluster. Returns it with the handle of its lock, which the supervisor inherits.
 
     Raises ClusterNameError if the name is malformed or taken by a cluster that lives.
     """
     if not _NAME.match(name):
         raise ClusterNameError(f"cluster name {name!r}: at most 40 lower-case letters, digits and inner dashes")
-    entry = Entry(name)
+    entry = RegistryEntry(name)
     if len(os.fsencode(entry.socket)) > _SOCKET_PATH_BYTES:
         raise ClusterNameError(f"{entry.socket} is too long for a socket; set XDG_RUNTIME_DIR to a shorter path")
     sweep()
@@ -93,17 +93,17 @@ def claim(name: str) -> tuple[Entry, int]:
         os.close(handle)
 
 
-def running() -> list[Entry]:
+def running() -> list[RegistryEntry]:
     """All clusters that live, in order of their names."""
     return [entry for entry in _entries() if _is_locked(entry)]
 
 
-def find(name: str) -> Entry:
+def find(name: str) -> RegistryEntry:
     """The entry of a running cluster. Raises ClusterNameError naming those that do run."""
     names = [entry.name for entry in running()]
     if name not in names:
         raise ClusterNameError(f"no cluster named {name!r} is running (running: {', '.join(names) or 'none'})")
-    return Entry(name)
+    return RegistryEntry(name)
 
 
 def sweep() -> list[str]:
@@ -122,11 +122,11 @@ def sweep() -> list[str]:
     return removed
 
 
-def _entries() -> list[Entry]:
-    return [Entry(folder.name) for folder in sorted(registry_root().iterdir()) if folder.is_dir()]
+def _entries() -> list[RegistryEntry]:
+    return [RegistryEntry(folder.name) for folder in sorted(registry_root().iterdir()) if folder.is_dir()]
 
 
-def _is_locked(entry: Entry) -> bool:
+def _is_locked(entry: RegistryEntry) -> bool:
     handle = _open_lock(entry, create=False)
     if handle is None:
         return False
@@ -136,7 +136,7 @@ def _is_locked(entry: Entry) -> bool:
         os.close(handle)
 
 
-def _open_lock(entry: Entry, *, create: bool) -> int | None:
+def _open_lock(entry: RegistryEntry, *, create: bool) -> int | None:
     flags = os.O_RDWR | os.O_CLOEXEC | (os.O_CREAT if create else 0)
     try:
         return os.open(entry.lock, flags, 0o600)
@@ -154,7 +154,7 @@ def _lock_soon(handle: int) -> bool:
     return True
 
 
-def _still_there(entry: Entry, handle: int) -> bool:
+def _still_there(entry: RegistryEntry, handle: int) -> bool:
     """Whether the locked file is the one at the path, and not one that a sweep has just removed."""
     try:
         return os.path.samestat(os.fstat(handle), entry.lock.stat())

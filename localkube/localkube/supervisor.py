@@ -19,7 +19,7 @@ from typing import Any
 
 from localkube.ports import reserved_port
 from localkube.processes import Launch, ProcessTable, become_subreaper
-from localkube.registry import Entry
+from localkube.registry import RegistryEntry
 
 # Enough for a node to leave in order; its pods' work is thrown away with the cluster.
 NODE_GRACE_SECONDS = 1.0
@@ -32,7 +32,7 @@ _LOOK_SECONDS = 2.0
 class Supervisor:
     """Serves requests, one JSON object per connection, until the cluster is to end."""
 
-    def __init__(self, entry: Entry) -> None:
+    def __init__(self, entry: RegistryEntry) -> None:
         self._entry = entry
         self._table = ProcessTable()
         self._ports: list[socket.socket] = []
@@ -179,7 +179,7 @@ def main(arguments: list[str]) -> None:
     name, _lock_handle, owner = arguments
     become_subreaper()
     # The lock's handle was inherited and stays open, locked, for as long as this process lives.
-    Supervisor(Entry(name)).run(int(owner))
+    Supervisor(RegistryEntry(name)).run(int(owner))
 
 
 if __name__ == "__main__":

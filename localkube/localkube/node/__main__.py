@@ -12,10 +12,11 @@ import signal
 import sys
 from pathlib import Path
 
-from localkube.node.api import ApiError, Json
+from localkube.node.api import ApiError
 from localkube.node.containers import StartFailed
 from localkube.node.images import Images
-from localkube.node.program import NodeProgram, Settings
+from localkube.node.objects import Json
+from localkube.node.program import NodeProgram, NodeSettings
 
 EFFECTS = ("NoSchedule", "PreferNoSchedule", "NoExecute")
 PR_SET_PDEATHSIG = 1
@@ -55,9 +56,10 @@ def parser() -> argparse.ArgumentParser:
     this.add_argument("--taint", type=taint, action="append", default=[], metavar="KEY=VALUE:EFFECT")
     this.add_argument("--capacity", type=pair, action="append", default=[], metavar="RESOURCE=QUANTITY")
     this.add_argument("--state-dir", type=Path, help="folder for pods' files (default: a temporary one)")
-    this.add_argument("--venv", type=Path, default=Path(sys.prefix), help="environment behind images holdfast/*")
-    this.add_argument("--image", type=pair, action="append", default=[], metavar="NAME=FOLDER")
-    this.add_argument("--entrypoint", type=pair, action="append", default=[], metavar="NAME=COMMAND")
+    this.add_argument("--image", type=pair, action="append", default=[], metavar="PATTERN=FOLDER",
+                      help="the environment (FOLDER/bin) of images with this name; '*' matches anything")  # fmt: skip
+    this.add_argument("--entrypoint", type=pair, action="append", default=[], metavar="NAME=COMMAND",
+                      help="what a container of this image runs if it names no command")  # fmt: skip
     this.add_argument("--isolation", choices=("namespaces", "process"), default="namespaces")
     this.add_argument("--lease-seconds", type=int, default=8, help="the Lease is renewed four times in this time")
     this.add_argument("--backoff-seconds", type=float, default=10.0, help="wait before a second restart, then doubled")
@@ -70,15 +72,15 @@ def parser() -> argparse.ArgumentParser:
     return this
 
 
-def settings(arguments: argparse.Namespace) -> Settings:
+def settings(arguments: argparse.Namespace) -> NodeSettings:
     """The settings of a node from its command line."""
     host_path = os.environ.get("PATH", os.defpath)
     folders = {name: Path(folder).absolute() for name, folder in arguments.image}
     entrypoints = {name: shlex.split(command) for name, command in arguments.entrypoint}
-    return Settings(
+    return NodeSettings(
         kubeconfig=arguments.kubeconfig,
         name=arguments.name,
-        images=Images(arguments.venv.absolute(), host_path, folders, entrypoints),
+        images=Images(host_path, folders, entrypoints),
         labels=dict(arguments.label),
         taints=arguments.taint,
         capacity=dict(arguments.capacity),

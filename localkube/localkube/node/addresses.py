@@ -13,7 +13,7 @@ FIRST, LAST = 0x7F40_0000, 0x7FBF_FFFF  # 127.64.0.0 to 127.191.255.255: away fr
 TRIES = 1000
 
 
-class Claim:
+class AddressClaim:
     """One claimed address, free again after `release` or the end of the process."""
 
     def __init__(self, address: str, lock: socket.socket) -> None:
@@ -33,7 +33,7 @@ class Claim:
         self.release()
 
 
-def claim() -> Claim:
+def claim() -> AddressClaim:
     """Claim a free address. Raises OSError if none is found."""
     for _ in range(TRIES):
         number = random.randint(FIRST, LAST)
@@ -46,5 +46,5 @@ def claim() -> Claim:
         except OSError:
             lock.close()
             continue
-        return Claim(address, lock)
+        return AddressClaim(address, lock)
     raise OSError(f"no free loopback address after {TRIES} tries")

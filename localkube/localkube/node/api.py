@@ -9,13 +9,13 @@ import tempfile
 from collections.abc import Awaitable, Callable
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, Self
+from typing import Self
 
 import aiohttp
 import yaml
 from yarl import URL
 
-Json = dict[str, Any]
+from localkube.node.objects import Json
 
 MERGE_PATCH = "application/merge-patch+json"
 STRATEGIC_PATCH = "application/strategic-merge-patch+json"

@@ -36,7 +36,7 @@ class Mount:
 
 
 @dataclass(frozen=True, slots=True)
-class Plan:
+class ContainerPlan:
     """Everything that the sandbox program must know to start a container."""
 
     argv: Sequence[str]
@@ -59,7 +59,7 @@ class Sandbox:
     root: str
     """An empty folder on which every container mounts its own root."""
 
-    def spec(self, plan: Plan) -> dict[str, Any]:
+    def spec(self, plan: ContainerPlan) -> dict[str, Any]:
         """The sandbox program's input, but for the descriptor it reports on."""
         own = {"isolation": self.isolation, "user_namespace": self.user_namespace, "root": self.root}
         return asdict(plan) | own | {"node_pid": os.getpid()}
@@ -83,7 +83,7 @@ def launch(spec: dict[str, Any], *, output: int, status: int | None) -> subproce
     return process
 
 
-class Process:
+class ContainerProcess:
     """A running container. Signals go to its first process; killing it ends all of its processes."""
 
     def __init__(self, sandbox: subprocess.Popen[bytes], reader: asyncio.StreamReader) -> None:
@@ -94,7 +94,7 @@ class Process:
         self._watcher: asyncio.Task[None] | None = None
 
     @classmethod
-    async def start(cls, sandbox: Sandbox, plan: Plan) -> "Process":
+    async def start(cls, sandbox: Sandbox, plan: ContainerPlan) -> "ContainerProcess":
         """Start a container. Raises StartFailed with the reason."""
         loop = asyncio.get_running_loop()
         read_end, write_end = os.pipe()
@@ -145,7 +145,7 @@ class Process:
         """SIGKILL to every process of the container."""
         self._sandbox.send_signal(signal.SIGUSR1)
 
-    async def run_inside(self, sandbox: Sandbox, plan: Plan, seconds: float) -> tuple[int, str]:
+    async def run_inside(self, sandbox: Sandbox, plan: ContainerPlan, seconds: float) -> tuple[int, str]:
         """Run another command in this container. Its exit code and output; raises TimeoutError after killing it."""
         read_end, write_end = os.pipe()
         popen = launch(sandbox.spec(plan) | {"pid": self.pid}, output=write_end, status=None)
@@ -164,7 +164,7 @@ class Process:
         return code, output.decode(errors="replace")[:MESSAGE_BYTES]
 
 
-def inside(plan: Plan, argv: Sequence[str]) -> Plan:
+def inside(plan: ContainerPlan, argv: Sequence[str]) -> ContainerPlan:
     """The plan of another command in the same container."""
     return replace(plan, argv=argv, mounts=())
 

@@ -10,16 +10,17 @@ from pathlib import Path
 
 import aiohttp
 
-from localkube.node.api import Api, ApiError, Json
+from localkube.node.api import Api, ApiError
 from localkube.node.containers import Sandbox
 from localkube.node.images import Images
+from localkube.node.objects import Json
 from localkube.node.status import timestamp
 
 log = logging.getLogger(__name__)
 
 
 @dataclass
-class Node:
+class NodeContext:
     """One node: its identity, its settings, its connections."""
 
     name: str

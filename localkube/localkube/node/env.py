@@ -4,7 +4,8 @@ import base64
 import re
 from collections.abc import Awaitable, Callable, Mapping
 
-from localkube.node.api import ApiError, Json
+from localkube.node.api import ApiError
+from localkube.node.objects import Json
 from localkube.node.references import PodFacts
 
 Fetch = Callable[[str, str], Awaitable[Json]]

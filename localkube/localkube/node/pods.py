@@ -10,11 +10,12 @@ from functools import partial
 import aiohttp
 
 from localkube.node import addresses
-from localkube.node.api import STRATEGIC_PATCH, ApiError, Json
-from localkube.node.context import Node
+from localkube.node.api import STRATEGIC_PATCH, ApiError
+from localkube.node.context import NodeContext
 from localkube.node.logs import Found
+from localkube.node.objects import Json
 from localkube.node.references import PodFacts
-from localkube.node.runner import Deadline, Runner, Surroundings
+from localkube.node.runner import Deadline, PodContext, Runner
 from localkube.node.status import TERMINAL, PodView, is_sidecar, pod_status, timestamp
 from localkube.node.volumes import NotMounted, Volumes
 
@@ -33,7 +34,7 @@ def _is_growing(runner: Runner, previous: bool) -> bool:  # noqa: FBT001  (bound
 class PodWorker:
     """Everything that happens to one pod, from its binding to this node to its last trace."""
 
-    def __init__(self, node: Node, pod: Json) -> None:
+    def __init__(self, node: NodeContext, pod: Json) -> None:
         self.node = node
         self.pod = pod
         meta = pod["metadata"]
@@ -44,13 +45,13 @@ class PodWorker:
         self._facts = PodFacts(pod, self._claim.address, node.address)
         self._volumes = Volumes(self._facts, self._folder / "volumes", node.api, self._fetch)
         self._start_time = (pod.get("status") or {}).get("startTime") or timestamp()
-        around = Surroundings(
+        context = PodContext(
             node, self._facts, self._volumes, self._fetch, self._folder / "containers", self._folder / "hosts",
             pod["spec"].get("hostname") or meta["name"], self._changed,
         )  # fmt: skip
         spec = pod["spec"]
-        self.init = [Runner(around, container, init=True) for container in spec.get("initContainers") or []]
-        self.main = [Runner(around, container, init=False) for container in spec["containers"]]
+        self.init = [Runner(context, container, init=True) for container in spec.get("initContainers") or []]
+        self.main = [Runner(context, container, init=False) for container in spec["containers"]]
         self._dirty = asyncio.Event()
         self._exists = True
         self._finished = False

@@ -6,7 +6,7 @@ from dataclasses import dataclass
 
 import aiohttp
 
-from localkube.node.api import Json
+from localkube.node.objects import Json
 
 Inside = Callable[[list[str], float], Awaitable[tuple[int, str]]]
 """Inside(command, seconds) -> (exit code, output): runs a command in the container."""

@@ -11,11 +11,12 @@ from pathlib import Path
 import aiohttp
 
 from localkube.node import addresses
-from localkube.node.api import Access, Api, Json, Sink
-from localkube.node.containers import Plan, Process, Sandbox, StartFailed
-from localkube.node.context import Node
+from localkube.node.api import Access, Api, Sink
+from localkube.node.containers import ContainerPlan, ContainerProcess, Sandbox, StartFailed
+from localkube.node.context import NodeContext
 from localkube.node.images import Images
 from localkube.node.logs import Found, LogServer
+from localkube.node.objects import Json
 from localkube.node.pods import PodWorker
 from localkube.node.registration import Registration
 from localkube.node.services import Services
@@ -28,7 +29,7 @@ log = logging.getLogger(__name__)
 
 
 @dataclass(frozen=True)
-class Settings:
+class NodeSettings:
     """What the command line says about a node."""
 
     kubeconfig: Path
@@ -54,10 +55,10 @@ async def make_sandbox(isolation: str, folder: Path) -> Sandbox:
     attempts = [Sandbox(isolation, user_namespace, str(root)) for user_namespace in (False, True)]
     problem: StartFailed | None = None
     for sandbox in attempts if isolation == "namespaces" else attempts[:1]:
-        plan = Plan(["true"], {"PATH": "/usr/bin:/bin"}, "/", "trial", str(folder / "trial.log"), (),
+        plan = ContainerPlan(["true"], {"PATH": "/usr/bin:/bin"}, "/", "trial", str(folder / "trial.log"), (),
                     read_only_root=False, no_new_privileges=False)  # fmt: skip
         try:
-            await (await Process.start(sandbox, plan)).wait(TRIAL_SECONDS)
+            await (await ContainerProcess.start(sandbox, plan)).wait(TRIAL_SECONDS)
         except StartFailed as failed:
             problem = failed
             continue
@@ -68,10 +69,10 @@ async def make_sandbox(isolation: str, folder: Path) -> Sandbox:
 class NodeProgram:
     """The parts of one running node."""
 
-    def __init__(self, settings: Settings) -> None:
+    def __init__(self, settings: NodeSettings) -> None:
         self.settings = settings
         self.workers: dict[str, PodWorker] = {}
-        self._node: Node
+        self._node: NodeContext
         self._stopping = False
 
     async def run(self, stop: asyncio.Event, ready: Path | None = None) -> None:
@@ -86,7 +87,7 @@ class NodeProgram:
             async with contextlib.aclosing(api), probes:
                 with addresses.claim() as claim:
                     sandbox = await make_sandbox(self.settings.isolation, folder)
-                    self._node = Node(
+                    self._node = NodeContext(
                         self.settings.name, claim.address, folder, api, probes, sandbox, self.settings.images,
                         self.settings.backoff_seconds, self.settings.refresh_seconds,
                         self.settings.service_address or (api.access.host, api.access.port),

@@ -1,11 +1,12 @@
 """What fieldRef and resourceFieldRef name: facts about a pod and its containers."""
 
+import math
 import os
 import re
 from dataclasses import dataclass
+from decimal import Decimal
 
-from localkube.node import quantity
-from localkube.node.api import Json
+from localkube.node.objects import Json
 
 _SUBSCRIPT = re.compile(r"^metadata\.(labels|annotations)\['([^']+)'\]$")
 
@@ -52,7 +53,12 @@ class PodFacts:
         value = (resources.get(kind) or {}).get(name)
         if value is None:
             value = machine().get(name, "0") if kind == "limits" else "0"
-        return str(quantity.divided(value, reference.get("divisor") or "1"))
+        return str(divided(value, reference.get("divisor") or "1"))
+
+
+def divided(value: str | float, divisor: str | float) -> int:
+    """How many divisors make up a quantity, rounded up; a divisor of 0 means 1. Raises ValueError."""
+    return math.ceil(_quantity(value) / (_quantity(divisor) or 1))
 
 
 def machine() -> dict[str, str]:
@@ -62,6 +68,15 @@ def machine() -> dict[str, str]:
         "memory": str(os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")),
         "ephemeral-storage": str(os.statvfs("/").f_blocks * os.statvfs("/").f_frsize),
     }
+
+
+def _quantity(text: str | float) -> Decimal:
+    from kubernetes.utils.quantity import parse_quantity  # loads the whole client (0.5 s), which few pods need
+
+    try:
+        return Decimal(parse_quantity(text))
+    except ValueError as problem:
+        raise ValueError(f"{text!r} is not a quantity (a number with m, k, M, G, Ki, Mi, Gi ...)") from problem
 
 
 def _escaped(text: str) -> str:

@@ -11,7 +11,8 @@ from datetime import UTC, datetime
 
 import aiohttp
 
-from localkube.node.api import STRATEGIC_PATCH, Api, ApiError, Json
+from localkube.node.api import STRATEGIC_PATCH, Api, ApiError
+from localkube.node.objects import Json
 from localkube.node.references import machine
 from localkube.node.status import timestamp
 

@@ -6,19 +6,19 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-from localkube.node.api import Json
 from localkube.node.containers import (
     KILLED,
+    ContainerPlan,
+    ContainerProcess,
     Mount,
-    Plan,
-    Process,
     StartFailed,
     inside,
     termination_message,
 )
-from localkube.node.context import Node
+from localkube.node.context import NodeContext
 from localkube.node.env import BadConfig, Environ, Fetch, command_line, expand
 from localkube.node.images import Environment, UnknownImage
+from localkube.node.objects import Json
 from localkube.node.probes import Target, probe
 from localkube.node.references import PodFacts
 from localkube.node.status import ContainerState, restarts, timestamp
@@ -49,10 +49,10 @@ class Deadline:
 
 
 @dataclass
-class Surroundings:
+class PodContext:
     """What a container gets from its pod."""
 
-    node: Node
+    node: NodeContext
     facts: PodFacts
     volumes: Volumes
     fetch: Fetch
@@ -65,13 +65,13 @@ class Surroundings:
 class Runner:
     """Runs one container of a pod until it is done or stopped."""
 
-    def __init__(self, around: Surroundings, spec: Json, *, init: bool) -> None:
+    def __init__(self, context: PodContext, spec: Json, *, init: bool) -> None:
         self.spec = spec
         self.init = init
         self.state = ContainerState(spec["name"], spec["image"])
-        self._around = around
-        self._process: Process | None = None
-        self._plan: Plan | None = None
+        self._context = context
+        self._process: ContainerProcess | None = None
+        self._plan: ContainerPlan | None = None
         self._stopping = asyncio.Event()
         self._unhealthy = False
         self._failures = 0
@@ -81,7 +81,7 @@ class Runner:
 
     @property
     def _policy(self) -> str:
-        return str(self._around.facts.pod["spec"].get("restartPolicy") or "Always")
+        return str(self._context.facts.pod["spec"].get("restartPolicy") or "Always")
 
     @property
     def running(self) -> bool:
@@ -128,7 +128,7 @@ class Runner:
             await self._pause(delay)
         if self._stopping.is_set():
             self.state.state, self.state.last_state = ended, {}
-            self._around.changed()
+            self._context.changed()
             return False
         self.state.restart_count += 1
         return True
@@ -139,7 +139,7 @@ class Runner:
             self._failures = 1
         if self._failures <= 1:
             return 0.0
-        base = self._around.node.backoff_seconds
+        base = self._context.node.backoff_seconds
         return float(min(base * 2 ** (self._failures - 2), BACKOFF_LIMIT_SECONDS))
 
     async def _pause(self, seconds: float) -> None:
@@ -154,9 +154,9 @@ class Runner:
         if self.state.state != waiting:
             self.state.state = waiting
             self.state.ready = self.state.started = False
-            self._around.changed()
+            self._context.changed()
             if reason != "CrashLoopBackOff":
-                self._around.node.event(self._around.facts.pod, "Failed", message)
+                self._context.node.event(self._context.facts.pod, "Failed", message)
 
     async def _once(self) -> int | None:
         """One run. Its exit code, None if nothing was started."""
@@ -164,10 +164,10 @@ class Runner:
         if plan is None:
             return None
         self._plan, self._unhealthy = plan, False
-        self.state.container_id = f"localkube://{self._around.facts.pod['metadata']['uid']}/{Path(plan.log).stem}"
+        self.state.container_id = f"localkube://{self._context.facts.pod['metadata']['uid']}/{Path(plan.log).stem}"
         started = timestamp()
         try:
-            process = await Process.start(self._around.node.sandbox, plan)
+            process = await ContainerProcess.start(self._context.node.sandbox, plan)
         except StartFailed as problem:
             self._ended(START_ERROR_CODE, started, reason="StartError", message=str(problem))
             return START_ERROR_CODE
@@ -175,7 +175,7 @@ class Runner:
         self.state.state = {"running": {"startedAt": started}}
         self.state.started = "startupProbe" not in self.spec
         self.state.ready = self.state.started and "readinessProbe" not in self.spec
-        self._around.changed()
+        self._context.changed()
         checks = asyncio.create_task(self._probes(process))
         try:
             code = int(await asyncio.shield(process.exit_code))
@@ -192,48 +192,48 @@ class Runner:
         self.state.state = {"terminated": ended | ({"message": message} if message else {})}
         self.state.ready = self.init and code == 0
         self.state.started = False
-        self._around.changed()
+        self._context.changed()
 
-    async def _prepare(self) -> Plan | None:
+    async def _prepare(self) -> ContainerPlan | None:
         """The plan of the next run, waiting for what is missing. None if stopped meanwhile."""
         while not self._stopping.is_set():
             try:
-                return await self._make_plan(self._around.node.images.find(self.spec["image"]))
+                return await self._make_plan(self._context.node.images.find(self.spec["image"]))
             except UnknownImage as problem:
                 self._wait_for("ErrImagePull", str(problem))
                 await self._pause(CONFIG_RETRY_SECONDS)
                 self.state.state = {"waiting": {"reason": "ImagePullBackOff", "message": str(problem)}}
-                self._around.changed()
+                self._context.changed()
                 await self._stopping.wait()  # a node's environments do not change while it runs
             except BadConfig as problem:
                 self._wait_for("CreateContainerConfigError", str(problem))
                 await self._pause(CONFIG_RETRY_SECONDS)
         return None
 
-    async def _make_plan(self, environment: Environment) -> Plan:
-        around = self._around
-        security = (around.facts.pod["spec"].get("securityContext") or {}) | (self.spec.get("securityContext") or {})
+    async def _make_plan(self, environment: Environment) -> ContainerPlan:
+        context = self._context
+        security = (context.facts.pod["spec"].get("securityContext") or {}) | (self.spec.get("securityContext") or {})
         base = {
             "PATH": environment.path,
             "HOME": str(Path.home()),
             "LANG": "C.UTF-8",
-            "HOSTNAME": around.hostname,
-            "KUBERNETES_SERVICE_HOST": around.node.service_address[0],
-            "KUBERNETES_SERVICE_PORT": str(around.node.service_address[1]),
-            "KUBERNETES_SERVICE_PORT_HTTPS": str(around.node.service_address[1]),
+            "HOSTNAME": context.hostname,
+            "KUBERNETES_SERVICE_HOST": context.node.service_address[0],
+            "KUBERNETES_SERVICE_PORT": str(context.node.service_address[1]),
+            "KUBERNETES_SERVICE_PORT_HTTPS": str(context.node.service_address[1]),
         }
-        env = await Environ(around.facts, self.spec, around.fetch, base).build()
-        log = around.folder / self.spec["name"] / f"{self.state.restart_count}.log"
+        env = await Environ(context.facts, self.spec, context.fetch, base).build()
+        log = context.folder / self.spec["name"] / f"{self.state.restart_count}.log"
         self.newest_log = self.state.restart_count
         log.parent.mkdir(parents=True, exist_ok=True)
         log.with_suffix(".message").write_bytes(b"")
         message_path = self.spec.get("terminationMessagePath") or DEFAULT_MESSAGE_PATH
-        own = [Mount(str(log.with_suffix(".message")), message_path), Mount(str(around.hosts_file), "/etc/hosts")]
-        return Plan(
+        own = [Mount(str(log.with_suffix(".message")), message_path), Mount(str(context.hosts_file), "/etc/hosts")]
+        return ContainerPlan(
             argv=command_line(self.spec, list(environment.entrypoint), env),
             env=env,
             cwd=self.spec.get("workingDir") or "/",
-            hostname=around.hostname[:63],
+            hostname=context.hostname[:63],
             log=str(log),
             mounts=self._uncovered(self._mounts(env), environment.folders) + own,
             read_only_root=bool(security.get("readOnlyRootFilesystem")),
@@ -242,7 +242,7 @@ class Runner:
 
     def _mounts(self, env: dict[str, str]) -> list[Mount]:
         mounts = self.spec.get("volumeMounts") or []
-        if self._around.node.sandbox.isolation != "namespaces":
+        if self._context.node.sandbox.isolation != "namespaces":
             foreign = [
                 m["mountPath"] for m in mounts if not m["mountPath"].startswith("/var/run/secrets/kubernetes.io")
             ]
@@ -251,7 +251,7 @@ class Runner:
         result = []
         for mount in mounts:
             sub_path = mount.get("subPath") or expand(mount.get("subPathExpr") or "", env)
-            source = self._around.volumes.source(mount["name"], sub_path)
+            source = self._context.volumes.source(mount["name"], sub_path)
             result.append(Mount(str(source), mount["mountPath"], bool(mount.get("readOnly"))))
         return result
 
@@ -262,18 +262,18 @@ class Runner:
         ]
         return volumes + [Mount(folder, folder) for folder in hidden if Path(folder).is_dir()]
 
-    def _message_file(self, plan: Plan) -> Path:
+    def _message_file(self, plan: ContainerPlan) -> Path:
         return Path(plan.log).with_suffix(".message")
 
     async def _inside(self, argv: list[str], seconds: float) -> tuple[int, str]:
         if self._process is None or self._plan is None:
             return 1, "the container is not running"
-        return await self._process.run_inside(self._around.node.sandbox, inside(self._plan, argv), seconds)
+        return await self._process.run_inside(self._context.node.sandbox, inside(self._plan, argv), seconds)
 
     def _target(self) -> Target:
-        return Target(self.spec, self._around.facts.pod_ip, self._inside, self._around.node.probes)
+        return Target(self.spec, self._context.facts.pod_ip, self._inside, self._context.node.probes)
 
-    async def _probes(self, process: Process) -> None:
+    async def _probes(self, process: ContainerProcess) -> None:
         """All probes of one run; the startup probe goes first."""
         target = self._target()
         if "startupProbe" in self.spec and not await self._start_up(target, process):
@@ -284,7 +284,7 @@ class Runner:
             if "livenessProbe" in self.spec:
                 group.create_task(probe(target, self.spec["livenessProbe"], self._settle_liveness))
 
-    async def _start_up(self, target: Target, process: Process) -> bool:
+    async def _start_up(self, target: Target, process: ContainerProcess) -> bool:
         """Whether the startup probe has succeeded. It must not go on after that, nor after the run that it is for."""
         startup = asyncio.create_task(probe(target, self.spec["startupProbe"], self._settle_startup))
         try:
@@ -302,14 +302,14 @@ class Runner:
             return
         self.state.started = True
         self.state.ready = "readinessProbe" not in self.spec
-        self._around.changed()
+        self._context.changed()
 
     async def _settle_readiness(self, good: bool, problem: str) -> None:  # noqa: FBT001
         if self.state.ready != good:
             self.state.ready = good
-            self._around.changed()
+            self._context.changed()
             if problem:
-                self._around.node.event(self._around.facts.pod, "Unhealthy", f"Readiness probe failed: {problem}")
+                self._context.node.event(self._context.facts.pod, "Unhealthy", f"Readiness probe failed: {problem}")
 
     async def _settle_liveness(self, good: bool, problem: str) -> None:  # noqa: FBT001
         if not good:
@@ -318,10 +318,10 @@ class Runner:
     async def _fail(self, what: str, problem: str, spec: Json) -> None:
         """A probe says that the container is broken: end this run; the restart policy decides on the next."""
         self._unhealthy = True
-        self._around.node.event(self._around.facts.pod, "Unhealthy", f"{what} probe failed: {problem}")
+        self._context.node.event(self._context.facts.pod, "Unhealthy", f"{what} probe failed: {problem}")
         grace = spec.get("terminationGracePeriodSeconds")
         if grace is None:
-            grace = self._around.facts.pod["spec"].get("terminationGracePeriodSeconds", 30)
+            grace = self._context.facts.pod["spec"].get("terminationGracePeriodSeconds", 30)
         await self._end_process(Deadline(time.monotonic() + grace))
 
     async def shut_down(self, deadline: Deadline) -> None:
@@ -331,7 +331,7 @@ class Runner:
         if hook and deadline.left() > 0:
             problem = await self._target().check(hook, deadline.left())
             if problem:
-                self._around.node.event(self._around.facts.pod, "FailedPreStopHook", problem)
+                self._context.node.event(self._context.facts.pod, "FailedPreStopHook", problem)
         await self._end_process(deadline)
 
     async def _end_process(self, deadline: Deadline) -> None:

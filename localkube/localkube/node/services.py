@@ -12,7 +12,8 @@ from collections.abc import Callable
 from dataclasses import dataclass, field
 
 from localkube.node import addresses
-from localkube.node.api import Access, Json
+from localkube.node.api import Access
+from localkube.node.objects import Json
 
 COPY_BYTES = 65536
 CONNECT_SECONDS = 5.0
@@ -58,7 +59,7 @@ async def _copy(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> N
 
 
 @dataclass
-class Forward:
+class PortForwarder:
     """One listening port of a Service; it listens only while somebody is ready behind it."""
 
     address: str
@@ -116,8 +117,8 @@ class Services:
         self._changed = changed
         self._services: dict[str, Json] = {}
         self._pods: dict[str, Json] = {}
-        self._claims: dict[str, addresses.Claim] = {}
-        self._forwards: dict[tuple[str, int], Forward] = {}
+        self._claims: dict[str, addresses.AddressClaim] = {}
+        self._forwarders: dict[tuple[str, int], PortForwarder] = {}
         self._applying = asyncio.Lock()
 
     async def on_service(self, kind: str, service: Json) -> None:
@@ -168,11 +169,11 @@ class Services:
                     continue
                 key = (uid, port["port"])
                 wanted.add(key)
-                if key not in self._forwards:
-                    self._forwards[key] = Forward(self._claims[uid].address, port["port"])
-                await self._forwards[key].point_at(self._targets(service, port))
-        for key in self._forwards.keys() - wanted:
-            self._forwards.pop(key).close()
+                if key not in self._forwarders:
+                    self._forwarders[key] = PortForwarder(self._claims[uid].address, port["port"])
+                await self._forwarders[key].point_at(self._targets(service, port))
+        for key in self._forwarders.keys() - wanted:
+            self._forwarders.pop(key).close()
         for uid in self._claims.keys() - self._services.keys():
             self._claims.pop(uid).release()
         self._changed()

@@ -4,7 +4,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from datetime import UTC, datetime
 
-from localkube.node.api import Json
+from localkube.node.objects import Json
 
 WAITING = "ContainerCreating"
 TERMINAL = ("Succeeded", "Failed")

@@ -7,8 +7,9 @@ import time
 from dataclasses import dataclass, field
 from pathlib import Path, PurePosixPath
 
-from localkube.node.api import Api, ApiError, Json
+from localkube.node.api import Api, ApiError
 from localkube.node.env import BadConfig, Fetch, entries
+from localkube.node.objects import Json
 from localkube.node.references import PodFacts
 
 DEFAULT_MODE = 0o644

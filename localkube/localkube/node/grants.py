@@ -1,6 +1,6 @@
 """What process nodes need from the API beyond a kubelet's own rights."""
 
-from localkube.node.api import Json
+from localkube.node.objects import Json
 
 _ROLE = "localkube:service-endpoints"
 _API = "rbac.authorization.k8s.io"
