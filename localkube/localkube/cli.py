@@ -29,7 +29,7 @@ _TAINT_TO_REMOVE = re.compile(rf"[^=:,\s]+(=[^=:,\s]*)?({_EFFECT})?")
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
-    """Run one command and return its exit code; 1 with one line on stderr if localkube refused."""
+    """Run one command and return its exit code: 1 with one line on stderr if localkube refuses."""
     given = list(sys.argv[1:] if arguments is None else arguments)
     options = _parser().parse_args(given)
     try:
@@ -69,7 +69,7 @@ def _down(options: argparse.Namespace) -> int:
 
 
 def _status(options: argparse.Namespace) -> int:
-    """Print the running clusters and their processes; exit code 1 if the one asked for has a dead process."""
+    """Print the running clusters and their processes. The exit code is 1 if the named one has a dead process."""
     entries = [registry.find(options.name)] if options.name else registry.running()
     described: dict[str, dict[str, Any]] = {}
     for entry in entries:
@@ -104,7 +104,7 @@ def _kubeconfig(options: argparse.Namespace) -> int:
 def _kubectl(options: argparse.Namespace) -> int:
     program, *given = Cluster.attach(options.name).kubectl_command()
     arguments = options.arguments[1:] if options.arguments[:1] == ["--"] else options.arguments
-    os.execv(program, ["kubectl", *given, *arguments])  # noqa: S606 - a shell would split arguments
+    os.execv(program, ["kubectl", *given, *arguments])  # noqa: S606 - a shell would split the arguments
 
 
 def _build(options: argparse.Namespace) -> int:
@@ -149,10 +149,10 @@ def _node_restart(options: argparse.Namespace) -> int:
 
 
 def _node_taint(options: argparse.Namespace) -> int:
-    """`taint` sets, `untaint` removes; both take taints as kubectl writes them (key=value:Effect)."""
+    """Set taints (`taint`) or remove them (`untaint`), written as kubectl takes them (key=value:Effect)."""
     remove = options.verb == "untaint"
-    wanted = _TAINT_TO_REMOVE if remove else _TAINT
-    wrong = [taint for taint in options.taints if not wanted.fullmatch(taint)]
+    allowed = _TAINT_TO_REMOVE if remove else _TAINT
+    wrong = [taint for taint in options.taints if not allowed.fullmatch(taint)]
     if wrong:
         effects = ", ".join(EFFECTS)
         form = "KEY[=VALUE][:EFFECT]" if remove else "KEY[=VALUE]:EFFECT"
@@ -166,7 +166,7 @@ def _node_taint(options: argparse.Namespace) -> int:
 
 
 def _say(text: str) -> int:
-    """Tell the user what was done, where it does not mix with a command's output; the exit code of success."""
+    """Print what was done to stderr, apart from a command's output. Returns the exit code of success."""
     print(text, file=sys.stderr)
     return 0
 
@@ -221,17 +221,19 @@ def _parser() -> argparse.ArgumentParser:
     down.add_argument("--all", action="store_true", help="every cluster of this user")
     down.set_defaults(run=_down)
     status = verbs.add_parser("status", help="list running clusters and their processes")
-    status.add_argument("--name", metavar="CLUSTER", help="only this one; exit code 1 if one of its processes is dead")
-    status.add_argument("--json", action="store_true", help="all that is known, as one JSON object")
+    status.add_argument(
+        "--name", metavar="CLUSTER", help="only this cluster; exit code 1 if one of its processes is dead"
+    )
+    status.add_argument("--json", action="store_true", help="print everything as one JSON object")
     status.set_defaults(run=_status)
     kubeconfig = verbs.add_parser("kubeconfig", parents=[named], help="print the administrator's kubeconfig path")
     kubeconfig.add_argument("--content", action="store_true", help="print the file itself")
     kubeconfig.set_defaults(run=_kubeconfig)
     kubectl = verbs.add_parser("kubectl", parents=[named], help="run kubectl as the administrator")
-    kubectl.add_argument("arguments", nargs=argparse.REMAINDER, metavar="-- ARGUMENTS", help="kubectl's own")
+    kubectl.add_argument("arguments", nargs=argparse.REMAINDER, metavar="-- ARGUMENTS", help="arguments of kubectl")
     kubectl.set_defaults(run=_kubectl)
-    build = verbs.add_parser("build", help="only build the programs, or find them in the cache")
-    build.add_argument("--helm", action="store_true", help="helm, too")
+    build = verbs.add_parser("build", help="build the programs unless they are in the cache, and print their folder")
+    build.add_argument("--helm", action="store_true", help="build Helm too")
     build.set_defaults(run=_build)
     _add_node_verbs(verbs.add_parser("node", help="process nodes of a cluster"), named)
     return parser
@@ -257,12 +259,12 @@ def _add_node_options(parser: argparse.ArgumentParser) -> None:
 
 def _add_node_verbs(parser: argparse.ArgumentParser, named: argparse.ArgumentParser) -> None:
     verbs = parser.add_subparsers(required=True, metavar="VERB", dest="verb")
-    verbs.add_parser("list", parents=[named], help="the nodes' processes").set_defaults(run=_node_list)
+    verbs.add_parser("list", parents=[named], help="list the nodes' processes").set_defaults(run=_node_list)
     described = {
         "add": (_node_add, "start a node and wait until it is Ready"),
-        "kill": (_node_kill, "node death: SIGKILL to the node and all that runs on it"),
+        "kill": (_node_kill, "simulate node death: SIGKILL to the node and all that runs on it"),
         "stop": (_node_stop, "end a node in order, its pods first; its Node object stays"),
-        "restart": (_node_restart, "power-cycle a node: kill it and start it again; also after `kill`"),
+        "restart": (_node_restart, "power-cycle a node: kill it if it runs, and start it again"),
         "taint": (_node_taint, "set taints (KEY[=VALUE]:EFFECT)"),
         "untaint": (_node_taint, "remove taints (KEY[=VALUE][:EFFECT])"),
     }

@@ -32,7 +32,7 @@ if TYPE_CHECKING:
     from kubernetes.client import Configuration
 
 STEP_SECONDS = 60.0
-"""How long one step of a start may take; a step takes about 3 s on an idle machine."""
+"""How long one step of a start may take. On an idle machine a step takes about 3 s."""
 _END_SECONDS = 40.0
 _POLL_SECONDS = 0.02
 _TAIL_BYTES = 4000
@@ -41,7 +41,7 @@ _TAIL_BYTES = 4000
 class Cluster(ClusterAccess):
     """A control plane, as a context manager or by `start` and `stop`.
 
-    It lives no longer than the process that started it, however that ends, unless `detach` is called.
+    It ends with the process that started it, however that process ends, unless `detach` is called.
     """
 
     def __init__(
@@ -68,7 +68,7 @@ class Cluster(ClusterAccess):
 
     @classmethod
     def attach(cls, name: str) -> Cluster:
-        """Reach a running cluster by its name. Raises ClusterNameError if there is none, LocalkubeError if it starts."""
+        """Reach a running cluster by its name. Raises ClusterNameError if none has it, LocalkubeError while it starts."""
         cluster = cls(name)
         record = find(name).read()
         if "server_url" not in record:
@@ -105,7 +105,7 @@ class Cluster(ClusterAccess):
 
     @property
     def audit_log(self) -> Path:
-        """One JSON object per request: all writes, and reads except the machinery's own."""
+        """One JSON object per request: all writes, and all reads except those of the control plane itself."""
         return self.layout.audit_log
 
     @property
@@ -131,9 +131,9 @@ class Cluster(ClusterAccess):
         return Nodes(self.layout, self.server_url, self.control)
 
     def start(self) -> None:
-        """Bring the control plane up and wait until pods could be created.
+        """Start the control plane and wait until pods can be created.
 
-        Raises BinariesError, ClusterNameError, or StartError with the end of the log of what did not come up.
+        Raises BinariesError, ClusterNameError, or StartError with the end of the log of the program that did not start.
         """
         binaries = control_plane(self._progress)
         self._entry, lock_handle = claim(self.name)
@@ -148,13 +148,13 @@ class Cluster(ClusterAccess):
             raise
 
     def stop(self) -> None:
-        """End every process and remove every file; nothing happens if the cluster has ended already."""
+        """End every process and remove every file. It does nothing if the cluster has ended already."""
         if self._layout is None:
             return
         try:
             self.control.shutdown()
         except SupervisorError:
-            # The supervisor was killed or hangs. Its processes die with it; what it leaves is removed here.
+            # The supervisor was killed or hangs. Its processes die with it, and its files are removed here.
             if self._supervisor is not None:
                 self._supervisor.kill()
                 self._supervisor.wait()
@@ -188,9 +188,9 @@ class Cluster(ClusterAccess):
         self.add_nodes([name], options)
 
     def add_nodes(self, names: Sequence[str], options: NodeOptions | None = None) -> None:
-        """Start process nodes side by side and wait until all are Ready.
+        """Start process nodes at the same time and wait until all are Ready.
 
-        Raises NodeNameError, starting none, or StartError with the end of the log of one that has ended.
+        Raises NodeNameError before it starts any, or StartError with the end of the log of a node that did not start.
         """
         for name in names:
             check_name(name)
@@ -261,14 +261,12 @@ class Cluster(ClusterAccess):
         return ReadinessCheck(self._configuration())
 
     def _await(self, what: str, ready: Callable[[], bool], *, process: str | None = None) -> None:
-        """Wait until `ready`, at most STEP_SECONDS, or until `process` (by default: any) has ended."""
+        """Wait until `ready()` is true. Raises StartError after STEP_SECONDS, or if `process` (None: any) has ended."""
         deadline = time.monotonic() + STEP_SECONDS
         while not ready():
             for name, state in self.processes().items():
                 if state.exit_code is not None and (process is None or name == process):
-                    raise StartError(
-                        f"{name} ended with {state.exit_code} while {what} was waited for;{self._tail(name)}"
-                    )
+                    raise StartError(f"{name} ended with {state.exit_code} before {what} was ready;{self._tail(name)}")
             if time.monotonic() > deadline:
                 raise StartError(f"{what} was not ready within {STEP_SECONDS:.0f} s;{self._tail(process or what)}")
             time.sleep(_POLL_SECONDS)

@@ -1,4 +1,4 @@
-"""The command lines of the control plane's programs, and the files that these name."""
+"""The command lines of the control plane's programs, and the files that the command lines name."""
 
 from __future__ import annotations
 
@@ -50,11 +50,11 @@ class ClusterOptions:
     """What a user may choose about a cluster."""
 
     node_monitor_grace_seconds: int = 12
-    """How long a node may be silent before it is NotReady (50 on a real cluster)."""
+    """How long a node may be silent before it is NotReady (the default of a real cluster is 50)."""
     eviction_toleration_seconds: int = 300
     """How long pods without tolerations of their own stay bound to a node that is NotReady."""
     extra_arguments: Mapping[str, Sequence[str]] = field(default_factory=dict)
-    """Further flags per program (`kube-apiserver`, ...); of a flag given twice the last one counts."""
+    """Further flags per program (`kube-apiserver`, ...). If a flag is given twice, the last one counts."""
 
     def __post_init__(self) -> None:
         if self.node_monitor_grace_seconds < 2:
@@ -67,8 +67,10 @@ class ClusterOptions:
 
 
 def environment() -> dict[str, str]:
-    """What the programs find set besides what this process has: Go collects less often, which spares a sixth of the
-    processor time for a few hundred MiB; from a limit on, it collects as usual. What the user has set counts.
+    """Environment variables that the programs find in addition to this process's own.
+
+    Go then collects garbage less often, which saves a sixth of the processor time and costs a few hundred MiB. Above the
+    memory limit it collects as usual. A value that the user has set counts.
     """
     collector = {"GOGC": "400", "GOMEMLIMIT": "1GiB"}
     return {name: os.environ.get(name, value) for name, value in collector.items()}
@@ -80,7 +82,7 @@ class ClusterLayout:
 
     state: Path
     sockets: Path
-    """Short, for a socket's path may have 107 bytes at most."""
+    """The folder of the sockets. Its path is short, for a socket's path may have 107 bytes at most."""
 
     @property
     def pki(self) -> Path:
@@ -104,7 +106,7 @@ class ClusterLayout:
 
     @property
     def etcd_socket(self) -> Path:
-        """A socket, not a port: etcd has no login of its own, and the folder keeps other users out."""
+        """A socket, not a port: etcd has no authentication here, and the folder keeps other users out."""
         return self.sockets / "etcd.sock"
 
     def kubeconfig(self, user: str) -> Path:
@@ -113,7 +115,10 @@ class ClusterLayout:
 
 
 def prepare(layout: ClusterLayout, authority: Authority, server_url: str) -> None:
-    """Write keys, certificates, kubeconfigs and the audit policy of a new cluster."""
+    """Write the keys, certificates, kubeconfigs and audit policy of a new cluster.
+
+    `layout` says where, `authority` signs the certificates, and the kubeconfigs point at `server_url`.
+    """
     for folder in (layout.pki, layout.logs, layout.nodes):
         folder.mkdir(mode=0o700)
     authority.save(layout.pki)
@@ -133,7 +138,10 @@ def prepare(layout: ClusterLayout, authority: Authority, server_url: str) -> Non
 
 
 def etcd_command(binaries: Binaries, layout: ClusterLayout, options: ClusterOptions) -> list[str]:
-    """Etcd on sockets, without fsync: a machine that loses power loses this cluster anyway."""
+    """Etcd on sockets, without fsync: a machine that loses power loses this cluster anyway.
+
+    `binaries` has the program, `layout` the files; the flags in `options` come last. All the command lines take these.
+    """
     # A lone member never dials what it advertises, and etcd insists on host:port there.
     advertised = "http://localhost:1"
     flags = [
@@ -151,14 +159,17 @@ def etcd_command(binaries: Binaries, layout: ClusterLayout, options: ClusterOpti
 
 
 def apiserver_command(binaries: Binaries, layout: ClusterLayout, options: ClusterOptions, *, port: int) -> list[str]:
-    """The API server on one loopback port, with node authorizer, RBAC, bound tokens and an audit log."""
+    """The API server on a loopback port, with node authorizer, RBAC, bound tokens and an audit log.
+
+    It serves on `port`; the other parameters are those of `etcd_command`.
+    """
     pki, toleration = layout.pki, options.eviction_toleration_seconds
     flags = [
         f"--etcd-servers=unix://{layout.etcd_socket}",
         "--bind-address=127.0.0.1",
         "--advertise-address=127.0.0.1",
         f"--secure-port={port}",
-        # The port stays reserved by a socket of the supervisor, which nobody else can bind beside.
+        # A socket of the supervisor keeps the port reserved; only programs of this user may share it.
         "--permit-port-sharing=true",
         "--endpoint-reconciler-type=none",
         f"--service-cluster-ip-range={_SERVICE_RANGE}",
@@ -185,7 +196,10 @@ def apiserver_command(binaries: Binaries, layout: ClusterLayout, options: Cluste
 
 
 def controller_manager_command(binaries: Binaries, layout: ClusterLayout, options: ClusterOptions) -> list[str]:
-    """The controller manager: each loop under its own user, a dead node noticed early."""
+    """The controller manager: each loop has a user of its own, and a dead node is noticed early.
+
+    The parameters are those of `etcd_command`.
+    """
     flags = [
         f"--kubeconfig={layout.kubeconfig(CONTROLLER_MANAGER)}",
         "--leader-elect=false",
@@ -204,7 +218,7 @@ def controller_manager_command(binaries: Binaries, layout: ClusterLayout, option
 
 
 def scheduler_command(binaries: Binaries, layout: ClusterLayout, options: ClusterOptions) -> list[str]:
-    """The scheduler with its default profile."""
+    """The scheduler with its default profile. The parameters are those of `etcd_command`."""
     flags = [
         f"--kubeconfig={layout.kubeconfig(SCHEDULER)}",
         "--leader-elect=false",
@@ -214,7 +228,7 @@ def scheduler_command(binaries: Binaries, layout: ClusterLayout, options: Cluste
     return [str(binaries.scheduler), *flags, *options.extra_arguments.get(SCHEDULER, ())]
 
 
-# What a person or a program asked for is kept, reads too; the machinery's own reads and heartbeats are left out.
+# The log has all requests of users, reads too. It leaves out the control plane's own reads and heartbeats.
 _AUDIT_POLICY: Mapping[str, object] = {
     "apiVersion": "audit.k8s.io/v1",
     "kind": "Policy",

@@ -1,4 +1,4 @@
-"""Where things live: module sources, per-user caches, and the registry of running clusters."""
+"""The places of files: Go modules, the user's cache, and the registry of running clusters."""
 
 from __future__ import annotations
 
@@ -26,9 +26,9 @@ def cache_root() -> Path:
 
 
 def registry_root() -> Path:
-    """The folder with one entry per running cluster of this user. Created with mode 0700.
+    """The folder with one entry per running cluster of this user; created with mode 0700 if it is missing.
 
-    Raises PermissionError if the folder belongs to somebody else: it would let them answer in a cluster's name.
+    Raises PermissionError if the folder belongs to another user, who could then answer in a cluster's name.
     """
     base = Path(os.environ.get("XDG_RUNTIME_DIR") or tempfile.gettempdir())
     root = base / f"localkube-{os.getuid()}"

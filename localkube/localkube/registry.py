@@ -1,4 +1,4 @@
-"""The running clusters of this user: one folder each, held by a lock that vanishes with the cluster's supervisor."""
+"""The running clusters of this user: a folder for each, with a lock that the cluster's supervisor holds."""
 
 from __future__ import annotations
 
@@ -41,7 +41,7 @@ class RegistryEntry:
 
     @property
     def lock(self) -> Path:
-        """Locked as long as the cluster has an owner or a supervisor."""
+        """The lock file, locked as long as the cluster has an owner or a supervisor."""
         return self.folder / "lock"
 
     def read(self) -> dict[str, Any]:
@@ -72,7 +72,7 @@ class RegistryEntry:
 def claim(name: str) -> tuple[RegistryEntry, int]:
     """Create the entry of a new cluster. Returns it with the handle of its lock, which the supervisor inherits.
 
-    Raises ClusterNameError if the name is malformed or taken by a cluster that lives.
+    Raises ClusterNameError if the name is malformed or belongs to a running cluster.
     """
     if not _NAME.match(name):
         raise ClusterNameError(f"cluster name {name!r}: at most 40 lower-case letters, digits and inner dashes")
@@ -94,7 +94,7 @@ def claim(name: str) -> tuple[RegistryEntry, int]:
 
 
 def running() -> list[RegistryEntry]:
-    """All clusters that live, in order of their names."""
+    """All running clusters, sorted by name."""
     return [entry for entry in _entries() if _is_locked(entry)]
 
 
@@ -107,7 +107,7 @@ def find(name: str) -> RegistryEntry:
 
 
 def sweep() -> list[str]:
-    """Remove what killed supervisors left behind and return the names. Their processes died with them."""
+    """Remove the files that killed supervisors left, and return the clusters' names. Their processes died with them."""
     removed = []
     for entry in _entries():
         handle = _open_lock(entry, create=False)
@@ -145,7 +145,7 @@ def _open_lock(entry: RegistryEntry, *, create: bool) -> int | None:
 
 
 def _lock_soon(handle: int) -> bool:
-    """Take the lock, allowing for somebody who looks whether it is held."""
+    """Take the lock; wait a moment, since another process may only be testing whether it is held."""
     deadline = time.monotonic() + _GLANCE_SECONDS
     while not try_lock(handle):
         if time.monotonic() > deadline:
@@ -155,7 +155,7 @@ def _lock_soon(handle: int) -> bool:
 
 
 def _still_there(entry: RegistryEntry, handle: int) -> bool:
-    """Whether the locked file is the one at the path, and not one that a sweep has just removed."""
+    """Whether the locked file is still at its path; a sweep may just have removed it."""
     try:
         return os.path.samestat(os.fstat(handle), entry.lock.stat())
     except FileNotFoundError:
