@@ -47,6 +47,7 @@ class Nodes:
     """Starts and ends nodes. Methods raise NodeNameError for a wrong name, SupervisorError if the cluster is gone."""
 
     def __init__(self, layout: ClusterLayout, server_url: str, control: Control) -> None:
+        """`layout` has the nodes' files, `server_url` goes into their kubeconfigs, and `control` runs their processes."""
         self._layout = layout
         self._server_url = server_url
         self._control = control

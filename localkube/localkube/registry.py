@@ -60,7 +60,7 @@ class RegistryEntry:
     def remove(self) -> None:
         """Delete the cluster's state folder, then the entry itself.
 
-        Raises OSError, deleting nothing, if something is mounted in the state folder and cannot be detached.
+        Raises OSError and deletes nothing if a mount in the state folder cannot be detached.
         """
         state = self.read().get("state_dir")
         if state:
@@ -75,7 +75,7 @@ def claim(name: str) -> tuple[RegistryEntry, int]:
     Raises ClusterNameError if the name is malformed or belongs to a running cluster.
     """
     if not _NAME.match(name):
-        raise ClusterNameError(f"cluster name {name!r}: at most 40 lower-case letters, digits and inner dashes")
+        raise ClusterNameError(f"cluster name {name!r}: must be at most 40 lower-case letters, digits and inner dashes")
     entry = RegistryEntry(name)
     if len(os.fsencode(entry.socket)) > _SOCKET_PATH_BYTES:
         raise ClusterNameError(f"{entry.socket} is too long for a socket; set XDG_RUNTIME_DIR to a shorter path")

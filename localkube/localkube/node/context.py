@@ -21,7 +21,7 @@ log = logging.getLogger(__name__)
 
 @dataclass
 class NodeContext:
-    """One node: its identity, its settings, its connections."""
+    """One node: its identity, settings and connections."""
 
     name: str
     address: str
@@ -37,7 +37,7 @@ class NodeContext:
     tasks: set[asyncio.Task[None]] = field(default_factory=set)
 
     def event(self, pod: Json, reason: str, message: str, kind: str = "Warning") -> None:
-        """Tell the API about something that happened to a pod, without waiting for it."""
+        """Create an Event about a pod in the background: its reason, message and type (Normal or Warning)."""
         task = asyncio.create_task(self._event(pod, reason, message, kind))
         self.tasks.add(task)
         task.add_done_callback(self.tasks.discard)

@@ -30,7 +30,7 @@ log = logging.getLogger(__name__)
 
 @dataclass(frozen=True)
 class NodeSettings:
-    """What the command line says about a node."""
+    """The settings of a node, as its command line gives them."""
 
     kubeconfig: Path
     name: str
@@ -45,11 +45,11 @@ class NodeSettings:
     refresh_seconds: float = 10.0
     stop_seconds: float = 5.0
     delete_on_exit: bool = False
-    service_address: tuple[str, int] | None = None  # where pods reach the API server, if not where the node does
+    service_address: tuple[str, int] | None = None  # where pods reach the API server; None: where the node does
 
 
 async def make_sandbox(isolation: str, folder: Path) -> Sandbox:
-    """Find out how containers can be isolated here. Raises StartFailed if the wanted way does not work."""
+    """Try how containers can be isolated on this machine. Raises StartFailed if `isolation` does not work."""
     root = folder / "root"
     root.mkdir(parents=True, exist_ok=True)
     attempts = [Sandbox(isolation, user_namespace, str(root)) for user_namespace in (False, True)]
@@ -67,7 +67,7 @@ async def make_sandbox(isolation: str, folder: Path) -> Sandbox:
 
 
 class NodeProgram:
-    """The parts of one running node."""
+    """One running node and its parts."""
 
     def __init__(self, settings: NodeSettings) -> None:
         self.settings = settings
@@ -76,11 +76,11 @@ class NodeProgram:
         self._stopping = False
 
     async def run(self, stop: asyncio.Event, ready: Path | None = None) -> None:
-        """Be a node until `stop` is set; `ready` is touched once the Node is registered."""
+        """Run the node until `stop` is set. It creates the file `ready` once the Node is registered."""
         given = self.settings.state_dir
         folder = Path(tempfile.mkdtemp(prefix="localkube-node-")) if given is None else given
         folder.mkdir(mode=0o700, parents=True, exist_ok=True)
-        shutil.rmtree(folder / "pods", ignore_errors=True)  # of a life that ended without a farewell
+        shutil.rmtree(folder / "pods", ignore_errors=True)  # of a process that was killed
         api = Api(Access.from_kubeconfig(self.settings.kubeconfig))
         probes = aiohttp.ClientSession(connector=aiohttp.TCPConnector(ssl=False, force_close=True))
         try:
@@ -132,7 +132,7 @@ class NodeProgram:
         await logs.stop()
 
     async def _leave(self, registration: Registration) -> None:
-        """End all pods, telling the API why, then the node."""
+        """End all pods, with the reason in their status, then the node."""
         self._stopping = True
         condition = {"type": "DisruptionTarget", "status": "True", "reason": "TerminationByKubelet",
                      "message": "Pod was terminated in response to imminent node shutdown.",
@@ -158,7 +158,7 @@ class NodeProgram:
         if worker is None and not self._stopping:
             over = (pod.get("status") or {}).get("phase") in TERMINAL
             if over and "deletionTimestamp" not in pod["metadata"]:
-                return  # of an earlier life; it is of interest again when it is deleted
+                return  # it ended under an earlier process of this node; only its deletion matters
             worker = self.workers[uid] = PodWorker(self._node, pod)
             worker.task.add_done_callback(lambda _task: self.workers.pop(uid, None))
         if worker is not None:
@@ -170,7 +170,10 @@ class NodeProgram:
                 worker.refresh_hosts()
 
     def find_log(self, namespace: str, pod: str, container: str, previous: bool) -> Found | None:  # noqa: FBT001
-        """A container's log file and whether it is still being written."""
+        """The log file of a container and whether it grows; None if there is none.
+
+        `namespace` and `pod` name the pod; `previous` selects the run before the newest.
+        """
         for worker in self.workers.values():
             meta = worker.pod["metadata"]
             if (meta["namespace"], meta["name"]) == (namespace, pod):

@@ -1,4 +1,4 @@
-"""What fieldRef and resourceFieldRef name: facts about a pod and its containers."""
+"""The values of fieldRef and resourceFieldRef: facts about a pod and its containers."""
 
 import math
 import os
@@ -13,7 +13,7 @@ _SUBSCRIPT = re.compile(r"^metadata\.(labels|annotations)\['([^']+)'\]$")
 
 @dataclass(frozen=True, slots=True)
 class PodFacts:
-    """A pod and the two addresses that the node gives it."""
+    """A pod, its address and its node's address."""
 
     pod: Json
     pod_ip: str
@@ -40,10 +40,12 @@ class PodFacts:
         if path in ("metadata.labels", "metadata.annotations"):
             pairs = sorted((meta.get(path.removeprefix("metadata.")) or {}).items())
             return "\n".join(f'{key}="{_escaped(value)}"' for key, value in pairs)
-        raise ValueError(f"fieldPath {path!r} is not supported (allowed: {', '.join(plain)}, labels, annotations)")
+        raise ValueError(
+            f"fieldPath: found {path!r}, allowed: {', '.join(plain)}, metadata.labels, metadata.annotations"
+        )
 
     def resource(self, reference: Json, container: Json) -> str:
-        """The value of a resourceFieldRef; a missing limit is the machine's whole amount."""
+        """The value of a resourceFieldRef. A missing limit counts as all that the machine has."""
         kind, _, name = reference["resource"].partition(".")
         named = reference.get("containerName")
         if named:

@@ -1,4 +1,4 @@
-"""One container over all its runs: start, probes, restarts with back-off, and an orderly end."""
+"""One container over all its runs: start, probes, restarts with back-off, and end."""
 
 import asyncio
 import time
@@ -35,7 +35,7 @@ DEFAULT_MESSAGE_PATH = "/dev/termination-log"
 
 @dataclass
 class Deadline:
-    """When the grace ends, on the monotonic clock; may be moved closer while it runs."""
+    """When the grace ends, on the monotonic clock. It can become earlier, not later."""
 
     at: float
 
@@ -44,13 +44,13 @@ class Deadline:
         return max(0.0, self.at - time.monotonic())
 
     def shorten(self, seconds: float) -> None:
-        """Never later than this many seconds from now."""
+        """Move it to this many seconds from now, unless it is earlier."""
         self.at = min(self.at, time.monotonic() + seconds)
 
 
 @dataclass
 class PodContext:
-    """What a container gets from its pod."""
+    """What the containers of one pod share."""
 
     node: NodeContext
     facts: PodFacts
@@ -66,6 +66,7 @@ class Runner:
     """Runs one container of a pod until it is done or stopped."""
 
     def __init__(self, context: PodContext, spec: Json, *, init: bool) -> None:
+        """`spec` is the container's part of the pod's specification; `init` says that it is an init container."""
         self.spec = spec
         self.init = init
         self.state = ContainerState(spec["name"], spec["image"])
@@ -89,7 +90,7 @@ class Runner:
         return self._process is not None
 
     def restore(self, old: Json) -> None:
-        """Take over what an earlier life of the node reported: a container that ran then does not run now."""
+        """Continue from the status that an earlier process of this node reported. A container that ran then has ended."""
         self.state.restart_count = int(old.get("restartCount") or 0)
         self.state.last_state = old.get("lastState") or {}
         was = old.get("state") or {}
@@ -102,8 +103,8 @@ class Runner:
             self.state.state = {"terminated": lost}
 
     async def run(self) -> bool:
-        """Run to the end. Whether it ended well."""
-        code = self.state.exit_code  # of an earlier life of the node
+        """Run to the end. Returns whether the container succeeded."""
+        code = self.state.exit_code  # under an earlier process of this node
         while not self._stopping.is_set():
             if code is not None and not await self._again(code):
                 break
@@ -111,11 +112,11 @@ class Runner:
         return self.state.exit_code == 0
 
     async def _again(self, code: int) -> bool:
-        """After an end: whether there is a next run; waits until it is due."""
-        wanted = restarts(self.spec, self._policy, code, init=self.init)
+        """Whether a container that ended with `code` runs again. Returns when the next run is due."""
+        again = restarts(self.spec, self._policy, code, init=self.init)
         if self._unhealthy:
-            wanted = wanted or restarts(self.spec, self._policy, 1, init=self.init)
-        if not wanted or self._stopping.is_set():
+            again = again or restarts(self.spec, self._policy, 1, init=self.init)
+        if not again or self._stopping.is_set():
             return False
         ended = self.state.state
         self._failures += 1
@@ -134,7 +135,7 @@ class Runner:
         return True
 
     def _delay(self) -> float:
-        """None before the first restart, then doubling; forgotten after a long good run."""
+        """The back-off: none before the first restart, then doubling. A long run without failure resets it."""
         if self._restart_time and time.monotonic() - self._restart_time > BACKOFF_RESET_SECONDS:
             self._failures = 1
         if self._failures <= 1:
@@ -159,7 +160,7 @@ class Runner:
                 self._context.node.event(self._context.facts.pod, "Failed", message)
 
     async def _once(self) -> int | None:
-        """One run. Its exit code, None if nothing was started."""
+        """Run once. Returns the exit code, None if nothing was started."""
         plan = await self._prepare()
         if plan is None:
             return None
@@ -195,7 +196,7 @@ class Runner:
         self._context.changed()
 
     async def _prepare(self) -> ContainerPlan | None:
-        """The plan of the next run, waiting for what is missing. None if stopped meanwhile."""
+        """The plan of the next run, once all that it refers to exists. None if the container is stopped before."""
         while not self._stopping.is_set():
             try:
                 return await self._make_plan(self._context.node.images.find(self.spec["image"]))
@@ -256,7 +257,7 @@ class Runner:
         return result
 
     def _uncovered(self, volumes: list[Mount], image: Sequence[str]) -> list[Mount]:
-        """The volumes, and what of the image lies below one of them: its files are the host's, where a volume hides them."""
+        """The volumes, and the folders of the image that a volume would hide, since an image's files are the host's."""
         hidden = [
             folder for folder in image if any(folder.startswith(f"{volume.target.rstrip('/')}/") for volume in volumes)
         ]
@@ -274,7 +275,7 @@ class Runner:
         return Target(self.spec, self._context.facts.pod_ip, self._inside, self._context.node.probes)
 
     async def _probes(self, process: ContainerProcess) -> None:
-        """All probes of one run; the startup probe goes first."""
+        """All probes of one run, the startup probe first."""
         target = self._target()
         if "startupProbe" in self.spec and not await self._start_up(target, process):
             return
@@ -285,7 +286,7 @@ class Runner:
                 group.create_task(probe(target, self.spec["livenessProbe"], self._settle_liveness))
 
     async def _start_up(self, target: Target, process: ContainerProcess) -> bool:
-        """Whether the startup probe has succeeded. It must not go on after that, nor after the run that it is for."""
+        """Whether the startup probe succeeds. It must end with its success and with the run that it is for."""
         startup = asyncio.create_task(probe(target, self.spec["startupProbe"], self._settle_startup))
         try:
             while not self.state.started:
@@ -316,7 +317,7 @@ class Runner:
             await self._fail("Liveness", problem, self.spec["livenessProbe"])
 
     async def _fail(self, what: str, problem: str, spec: Json) -> None:
-        """A probe says that the container is broken: end this run; the restart policy decides on the next."""
+        """A probe has failed: end this run. The restart policy decides whether there is another."""
         self._unhealthy = True
         self._context.node.event(self._context.facts.pod, "Unhealthy", f"{what} probe failed: {problem}")
         grace = spec.get("terminationGracePeriodSeconds")
@@ -325,7 +326,7 @@ class Runner:
         await self._end_process(Deadline(time.monotonic() + grace))
 
     async def shut_down(self, deadline: Deadline) -> None:
-        """End this container for good: hook, SIGTERM, and SIGKILL when the deadline passes."""
+        """End this container for ever: preStop hook, SIGTERM, and SIGKILL at the deadline."""
         self._stopping.set()
         hook = ((self.spec.get("lifecycle") or {}).get("preStop")) if self._process else None
         if hook and deadline.left() > 0:
