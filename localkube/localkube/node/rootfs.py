@@ -51,7 +51,7 @@ class Mounter:
         self._volumes.append(f"{place}/")
 
     def mount(self, source: str, target: str, *, kind: str = "", flags: int = 0, options: str = "") -> None:
-        """Mount `source` on `target`, as mount(2) does: `kind` is the type, `options` the data. Raises OSError."""
+        """Mount `source` on `target` as the system call does: `kind` is the type, `options` the data. Raises OSError."""
         result = self._libc.mount(
             source.encode(), target.encode(), kind.encode(), ctypes.c_ulong(flags), options.encode()
         )
