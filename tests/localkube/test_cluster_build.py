@@ -14,7 +14,7 @@ import pytest
 
 from localkube.build import Recipe, built
 from localkube.errors import BinariesError
-from localkube.paths import CACHE_VARIABLE
+from localkube.paths import CACHE_VARIABLE, cache_root
 from localkube.progress import silent
 from localkube.toolchain import WHEEL_VERSION, find_toolchain
 
@@ -64,6 +64,14 @@ def module(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 
 def tiny(module: Path, greeting: str = "hello") -> Recipe:
     return Recipe("tiny", module, ".", ("-s", f"-X main.greeting={greeting}"), "tiny", links=("other",))
+
+
+def test_the_cache_is_where_the_user_says(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
+    monkeypatch.delenv(CACHE_VARIABLE, raising=False)
+    assert cache_root().parent == tmp_path
+    monkeypatch.setenv(CACHE_VARIABLE, str(tmp_path / "own"))
+    assert cache_root() == tmp_path / "own"
 
 
 def test_a_program_is_built_once_and_again_when_anything_changes(module: Path) -> None:

@@ -62,11 +62,16 @@ def test_the_name_of_an_image(image: str, name: str) -> None:
 
 
 def test_images_choose_environments_and_a_typo_is_refused() -> None:
-    images = Images("/bin", {"mine": Path("/m"), "team/*": Path("/venv")}, {"mine": ["run"]})
+    images = Images(
+        "/bin", {"mine": Path("/m"), "team/special": Path("/special"), "team/*": Path("/venv")}, {"mine": ["run"]}
+    )
     assert images.find("team/trainer:1").path == "/venv/bin:/bin"
+    assert images.find("team/special").path == "/special/bin:/bin", "the first pattern that matches counts"
     assert (images.find("mine:2").path, images.find("mine:2").entrypoint) == ("/m/bin:/bin", ["run"])
     assert images.find("localkube/host").path == "/bin"
-    with pytest.raises(UnknownImage, match=r"'taem/trainer:1'.* \(it knows localkube/host, mine, team/\*\)"):
+    with pytest.raises(
+        UnknownImage, match=r"'taem/trainer:1'.* \(it knows localkube/host, mine, team/special, team/\*\)"
+    ):
         images.find("taem/trainer:1")
 
 
