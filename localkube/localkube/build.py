@@ -124,10 +124,10 @@ class _Go:
     work: Path
 
     def run(self, arguments: Sequence[str], limit_seconds: float, lines: _Lines) -> list[str]:
-        """The lines that it prints. Raises BinariesError if it fails.
+        """Run the go command and return the lines that it prints. Raises BinariesError if it fails.
 
-        `arguments` begin with the go command's verb. After `limit_seconds` it is killed. `lines` reads its standard
-        error, and the end of that is in the error's message.
+        `arguments` begin with the go command's verb. After `limit_seconds` it has failed. `lines` reads its
+        standard error, and the error's message has the end of that.
         """
         with subprocess.Popen(
             [str(self.toolchain.go), *arguments],

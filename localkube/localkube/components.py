@@ -140,7 +140,7 @@ def prepare(layout: ClusterLayout, authority: Authority, server_url: str) -> Non
 def etcd_command(binaries: Binaries, layout: ClusterLayout, options: ClusterOptions) -> list[str]:
     """Etcd on sockets, without fsync: a machine that loses power loses this cluster anyway.
 
-    `binaries` has the program, `layout` the files; the flags in `options` come last. All the command lines take these.
+    `binaries` has the program, `layout` the files; the flags in `options` come last. The other programs take the same.
     """
     # A lone member never dials what it advertises, and etcd insists on host:port there.
     advertised = "http://localhost:1"

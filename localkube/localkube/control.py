@@ -77,7 +77,7 @@ class Control:
     def stop(self, name: str, *, signal_number: int = signal.SIGKILL, grace_seconds: float = 0.0) -> int | None:
         """End the process `name` and all that it started. Returns the exit code, None if there is none.
 
-        Its process group gets the signal, and after `grace_seconds` the kernel kills what is left.
+        Its process group gets the signal, and what still runs after `grace_seconds` gets SIGKILL.
         """
         request = {
             "operation": "stop",

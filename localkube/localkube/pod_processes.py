@@ -60,7 +60,7 @@ def first_of_each(variable: str, found: Iterable[PodProcess]) -> dict[str, PodPr
 
 
 def send_signal(found: Iterable[PodProcess], number: int) -> int:
-    """Signal processes and return how many there were. A process that has ended does not count, even if its id is in use."""
+    """Signal the processes that still run and return how many there were. A new process with an old id gets no signal."""
     count = 0
     for one in found:
         try:

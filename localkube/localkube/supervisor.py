@@ -1,7 +1,7 @@
 """The parent of a cluster's processes. When the process that started the cluster ends, it ends and removes everything.
 
 It runs as `python -m localkube.supervisor NAME LOCK_HANDLE OWNER_PID`. It ends the cluster when its standard input closes
-or the owner's process ends (both not after a request to detach), on SIGTERM, on request, or when the cluster's files are
+or the owner's process ends (neither counts after a request to detach), on SIGTERM, on request, or when the cluster's files are
 gone. It has one thread, since the kernel ties a child's death signal to a thread.
 """
 

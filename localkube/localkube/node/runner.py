@@ -326,7 +326,7 @@ class Runner:
         await self._end_process(Deadline(time.monotonic() + grace))
 
     async def shut_down(self, deadline: Deadline) -> None:
-        """End this container for ever: preStop hook, SIGTERM, and SIGKILL at the deadline."""
+        """End this container for good: preStop hook, SIGTERM, and SIGKILL at the deadline."""
         self._stopping.set()
         hook = ((self.spec.get("lifecycle") or {}).get("preStop")) if self._process else None
         if hook and deadline.left() > 0:
