@@ -8,7 +8,7 @@ from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import Any, Final
 
-from localkube.faultproxy import Moment, Write
+from localkube.faultproxy import FaultPoint, Write
 
 MOST_KILLS: Final = 24
 """A bound, so that an operator which writes for ever fails the demo's claim instead of its patience."""
@@ -25,10 +25,10 @@ class WriteKiller:
     told: Callable[[str], object] = lambda _: None
     armed: bool = False
     killed: list[str] = field(default_factory=list)
-    _seen: set[tuple[str, Moment]] = field(default_factory=set)
+    _seen: set[tuple[str, FaultPoint]] = field(default_factory=set)
     _lock: threading.Lock = field(default_factory=threading.Lock)
 
-    def __call__(self, write: Write, moment: Moment) -> bool:
+    def __call__(self, write: Write, moment: FaultPoint) -> bool:
         """Whether to cut the connection: the operator was killed at this moment."""
         meaning = _meaning(write)
         with self._lock:

@@ -149,12 +149,12 @@ class Rig:
         self._cluster.kubectl("taint", "node", node, f"{key}-")
 
     def _start_nodes(self) -> None:
-        arguments = [
-            "--service-address", f"127.0.0.1:{self._proxy.port}", "--venv", sys.prefix,
+        options = NodeOptions(
+            images={"holdfast/*": Path(sys.prefix)},
+            entrypoints={"holdfast/operator": "python -m holdfast_operator"},
             # A kubelet would wait 10, 20, 40 ... s between restarts of the operator, which the demo kills on purpose.
-            "--backoff-seconds", "0",
-        ]  # fmt: skip
-        options = NodeOptions(arguments=arguments)
+            arguments=["--service-address", f"127.0.0.1:{self._proxy.port}", "--backoff-seconds", "0"],
+        )
         self._cluster.add_nodes(NODES, options)
 
     def _connect(self) -> None:

@@ -95,7 +95,7 @@ def interrupt(process: subprocess.Popen[str], number: signal.Signals) -> None:
 
 def assert_nothing_left(place: Path, mark: str) -> None:
     poll(lambda: not related(str(place), mark), GONE_SECONDS, lambda: related(str(place), mark))
-    registry = place / f"holdfast-localkube-{os.getuid()}"
+    registry = place / f"localkube-{os.getuid()}"
     poll(lambda: not [p for p in place.rglob("*") if p != registry], GONE_SECONDS, lambda: list(place.rglob("*")))
     assert str(place) not in Path("/proc/self/mountinfo").read_text()
 
