@@ -16,7 +16,7 @@ from typing import Any
 import jax
 import numpy as np
 import optax  # type: ignore[import-untyped]
-from data import VOCABULARY, Batches, read_corpus  # type: ignore[import-not-found]  # beside this script
+from data import VOCABULARY, Batches, read_corpus  # type: ignore[import-not-found]  # in this folder
 from jax.experimental import multihost_utils
 from jax.sharding import AxisType, NamedSharding
 from model import Shape, init_state, train_step  # type: ignore[import-not-found]

@@ -45,5 +45,5 @@ def _legend(place: int, kind: Kind, text: str, y: int) -> str:
 
 def _short(text: str) -> str:
     """Shorten a text to half a line, without the request path, which is long and always the same."""
-    said = text.partition(": PUT ")[0]
-    return said if len(said) <= LONGEST else said[: LONGEST - 1] + "…"
+    shown = text.partition(": PUT ")[0]
+    return shown if len(shown) <= LONGEST else shown[: LONGEST - 1] + "…"
