@@ -39,7 +39,7 @@ class LogFollower:
             self.follow(pod["metadata"]["name"], worker)
 
     def follow(self, pod: str, worker: int) -> None:
-        """Start to follow a pod, unless it is followed already."""
+        """Start following a pod, unless it is already followed."""
         if pod in self._followed:
             return
         command = [*self.kubectl, "logs", "--follow", "--namespace", self.namespace, pod]
