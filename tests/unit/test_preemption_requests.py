@@ -11,7 +11,7 @@ from holdfast.distributed.agreement_thread import Agreement
 from holdfast.distributed.coordination import LocalCoordination
 from holdfast.errors import RequestFailed
 from holdfast.policies.saving import only_at_end
-from holdfast.training.runtime import Journal
+from holdfast.training.runtime import TrainerState
 from holdfast.training.save_request_loop import SaveRequestLoop
 from holdfast.training.save_requests import Agreed, SaveRequestQueue
 from holdfast.training.schedule import Schedule
@@ -27,7 +27,7 @@ class Rig:
     def __init__(self, count: int) -> None:
         self.coordination = LocalCoordination()
         self.coordination.process_count = count
-        self.status = Journal().status
+        self.status = TrainerState().status
         self.events = SaveRequestQueue()
         self.agreement = Agreement(self.coordination, facts=Facts, agreed=self.agreed)
         schedule = Schedule(only_at_end(), 0)

@@ -45,7 +45,7 @@ class SaveRequestLoop:
     """Applies ``react`` to every event of the queue and carries out what follows.
 
     Args:
-        events: the queue; whoever knows of an event puts it there.
+        events: the queue that all parts of the session put events into.
         agreement: proposes requests to all ranks, and takes them back.
         status: shows the agent how its requests stand.
         schedule: learns that a request of the save policy led to no save.

@@ -28,7 +28,7 @@ from holdfast_contract.sync import MAX_LIST, SaveReport, SaveRequest
 
 SIGTERM_ID: Final = "sigterm"
 POLICY_PREFIX: Final = "policy/"
-"""Requests of the save policy; nobody outside this process waits for their outcome."""
+"""Requests of the save policy; no other process waits for their outcome."""
 PROGRAM_PREFIX: Final = "program/"
 """Requests of the training program, which holds a future for the outcome; the agent does not see them."""
 AFTER_THE_END: Final = "training has ended"
@@ -41,14 +41,14 @@ _GOOD: Final = frozenset({SaveOutcome.COMMITTED, SaveOutcome.FRESH})
 
 @dataclass(frozen=True)
 class Requested:
-    """Somebody in this process asks for a save."""
+    """A save is asked for in this process."""
 
     request: SaveRequest
 
 
 @dataclass(frozen=True)
 class Withdrawn:
-    """The agent asks for nothing any more."""
+    """The agent withdraws its requests."""
 
 
 @dataclass(frozen=True)
@@ -106,14 +106,14 @@ class Propose:
 
 @dataclass(frozen=True)
 class TakeBack:
-    """Ask for this save no longer, unless the ranks have agreed on it."""
+    """Withdraw this request, unless the ranks have agreed on it."""
 
     id: str
 
 
 @dataclass(frozen=True)
 class Answer:
-    """Tell whoever asked how the request stands."""
+    """Report the state of a request to the party that asked."""
 
     report: SaveReport
 
@@ -247,7 +247,7 @@ def _is_agents(request_id: str) -> bool:
     return request_id != SIGTERM_ID and not request_id.startswith((PROGRAM_PREFIX, POLICY_PREFIX))
 
 
-# ---- the way there
+# ---- the queue
 
 
 @dataclass(frozen=True)
@@ -259,7 +259,7 @@ class Marker:
 
 
 class SaveRequestQueue:
-    """Where all parts of a session put what happens to save requests. Thread-safe; ``put`` never blocks."""
+    """Where all runtime of a session put what happens to save requests. Thread-safe; ``put`` never blocks."""
 
     def __init__(self) -> None:
         self._items: queue.SimpleQueue[Event | Marker] = queue.SimpleQueue()

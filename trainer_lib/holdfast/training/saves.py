@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any, Final
 from holdfast.distributed.agreement import Facts
 from holdfast.errors import HoldfastError, PeerLost
 from holdfast.policies.saving import Moment
-from holdfast.training.goodput import Accountant
+from holdfast.training.goodput import GoodputAccountant
 from holdfast.training.progress import Steps
 from holdfast.training.save_requests import SaveBegan, SaveEnded, SaveRequestQueue
 from holdfast.training.status import Status
@@ -46,7 +46,7 @@ class Saves:
         self,
         store: Store,
         *,
-        accountant: Accountant,
+        accountant: GoodputAccountant,
         steps: Steps,
         status: Status,
         requests: SaveRequestQueue,
@@ -142,7 +142,7 @@ class Saves:
             self._status.committed(handle.result(0))
             log.info("step %d is committed", handle.step)
         else:
-            log.error("training goes on without the checkpoint of step %d: %s", handle.step, error)
+            log.error("the save of step %d failed; training continues: %s", handle.step, error)
             self._status.storage_failed(str(error))
         self._requests.put(SaveEnded(handle.step, handle.committed, str(error or "")))
 

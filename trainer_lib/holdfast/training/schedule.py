@@ -20,7 +20,7 @@ class Schedule:
         return self._exact.due(moment)
 
     def ask(self, moment: Moment) -> SaveRequest | None:
-        """The request to make now, because this process's clock and measurements say so. One at a time."""
+        """The request to make now, by this process's clock and measurements. One at a time."""
         if not self._leads or self._asked or not self._agreed.due(moment):
             return None
         self._asked = f"{POLICY_PREFIX}{moment.step}"
