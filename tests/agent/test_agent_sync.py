@@ -12,9 +12,9 @@ from holdfast_contract import codec, keys
 from holdfast_contract.exits import ExitCode
 from holdfast_contract.manifest import Owner
 from holdfast_contract.sync import Action, Directive, TrainerPhase
-from tests.support.agent_rig import AgentRig, wait_until
-from tests.support.scripted_operator import Refusal, ScriptedOperator, leader_elsewhere
-from tests.support.tls import Authority, new_authority, server_context
+from tests.support.agent.rig import AgentRig, wait_until
+from tests.support.operator.scripted_operator import Refusal, ScriptedOperator, leader_elsewhere
+from tests.support.operator.tls import Authority, new_authority, server_context
 
 STEPPING = """
 link = connect()

@@ -14,7 +14,7 @@ from holdfast_contract import keys
 from holdfast_contract.exits import ExitCode
 from holdfast_contract.manifest import CheckpointRef
 from holdfast_contract.sync import Action, Directive, FailureHistory, TrainerPhase
-from tests.support.agent_rig import AgentRig, wait_until
+from tests.support.agent.rig import AgentRig, wait_until
 
 STEPPING = """
 link = connect()

@@ -16,11 +16,11 @@ from kubernetes.client import CoreV1Api
 from holdfast_contract import codec, keys
 from holdfast_contract.sync import MAX_BODY_BYTES, PROTOCOL, WAIT_HEADER, Directive, Progress, Report, TrainerPhase
 from localkube.access import ClusterAccess
-from tests.support.crd_server import connect, install_definition
-from tests.support.kubectl import kubectl
-from tests.support.manifests import training_job
-from tests.support.operator_process import OperatorProcess, fingerprint, self_signed, until, write_certificate
-from tests.support.tls import new_authority
+from tests.support.cluster.crd_server import connect, install_definition
+from tests.support.cluster.kubectl import kubectl
+from tests.support.cluster.manifests import training_job
+from tests.support.operator.process import OperatorProcess, fingerprint, self_signed, until, write_certificate
+from tests.support.operator.tls import new_authority
 
 REPORT = Report(PROTOCOL, 0, "", TrainerPhase.NONE)
 

@@ -13,10 +13,10 @@ import yaml
 from kubernetes import client
 
 from holdfast_contract import crd, keys
-from tests.support.bad_manifests import CHANGED, CREATED, Bad
-from tests.support.crd_server import Jobs, connect, install_definition, refusal
-from tests.support.kubectl import KubectlError, kubectl
-from tests.support.manifests import training_job, with_value, without
+from tests.support.cluster.bad_manifests import CHANGED, CREATED, Bad
+from tests.support.cluster.crd_server import Jobs, connect, install_definition, refusal
+from tests.support.cluster.kubectl import KubectlError, kubectl
+from tests.support.cluster.manifests import training_job, with_value, without
 
 ROOT = Path(__file__).parents[2]
 PUBLISHED_WITHIN_SECONDS = 30.0

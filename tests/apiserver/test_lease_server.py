@@ -19,9 +19,9 @@ from holdfast_operator.gateway.errors import Conflict
 from holdfast_operator.gateway.kube import Kube
 from holdfast_operator.lease import Elector, Times
 from localkube.access import ClusterAccess
-from tests.support.crd_server import connect, install_definition
-from tests.support.manifests import training_job
-from tests.support.operator_process import OperatorProcess, until
+from tests.support.cluster.crd_server import connect, install_definition
+from tests.support.cluster.manifests import training_job
+from tests.support.operator.process import OperatorProcess, until
 
 QUICK = Times(duration_seconds=1.5, renew_deadline_seconds=1.0, retry_seconds=0.1)
 REPORT = Report(PROTOCOL, 0, "", TrainerPhase.NONE)

@@ -19,8 +19,8 @@ from holdfast_operator.decide import conditions
 from holdfast_operator.decide.rules import preparation
 from holdfast_operator.gateway.errors import Invalid
 from holdfast_operator.sync_endpoint.board import PodIdentity
-from tests.support.kubectl import kubectl
-from tests.support.reconcile_rig import CONTROL, Rig, rig
+from tests.support.cluster.kubectl import kubectl
+from tests.support.operator.reconcile_rig import CONTROL, Rig, rig
 
 DEFINITION = Path(__file__).parents[2] / crd.TARGETS[0]
 ESTABLISHED_WITHIN_SECONDS = 15.0

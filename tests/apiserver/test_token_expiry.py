@@ -16,13 +16,13 @@ from holdfast_contract import keys
 from holdfast_contract.sync import PROTOCOL, Report, TrainerPhase
 from holdfast_operator.sync_endpoint.authentication import ACCEPTED_SECONDS
 from localkube.cluster import Cluster
-from tests.support.agent_rig import SERVICE, AgentRig
-from tests.support.crd_server import connect, install_definition
-from tests.support.forged_token import claims, with_times
-from tests.support.kubectl import kubectl
-from tests.support.manifests import training_job
-from tests.support.operator_process import OperatorProcess, until, write_certificate
-from tests.support.tls import Authority, new_authority
+from tests.support.agent.rig import SERVICE, AgentRig
+from tests.support.cluster.crd_server import connect, install_definition
+from tests.support.cluster.kubectl import kubectl
+from tests.support.cluster.manifests import training_job
+from tests.support.operator.forged_token import claims, with_times
+from tests.support.operator.process import OperatorProcess, until, write_certificate
+from tests.support.operator.tls import Authority, new_authority
 
 REPORT = Report(PROTOCOL, 0, "", TrainerPhase.NONE)
 REVIEWED_SECONDS = 10.0

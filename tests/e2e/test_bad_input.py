@@ -10,9 +10,9 @@ import psutil
 
 from holdfast_contract.exits import ExitCode
 from holdfast_contract.reasons import Reason
-from tests.support import e2e_processes as processes
-from tests.support.e2e_job import GRACE_SECONDS, Job, Script
-from tests.support.e2e_world import until
+from tests.support.cluster import processes
+from tests.support.cluster.job import GRACE_SECONDS, Job, Script
+from tests.support.cluster.world import until
 
 STUBBORN = """
 import os, signal, subprocess, time

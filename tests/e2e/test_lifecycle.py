@@ -8,9 +8,9 @@ from pathlib import Path
 
 from holdfast_contract.keys import PARTIAL_FILE
 from holdfast_contract.reasons import Cause, Condition, Reason
-from tests.support import e2e_processes as processes
-from tests.support.e2e_job import GRACE_SECONDS, Job, Script
-from tests.support.e2e_world import until
+from tests.support.cluster import processes
+from tests.support.cluster.job import GRACE_SECONDS, Job, Script
+from tests.support.cluster.world import until
 
 JobMaker = Callable[..., Job]
 BOUND_SECONDS = 10.0

@@ -6,9 +6,9 @@ import signal
 from collections.abc import Callable
 
 from holdfast_contract.reasons import Cause, Condition, Reason, SaveOutcome
-from tests.support import e2e_processes as processes
-from tests.support.e2e_job import GRACE_SECONDS, Job, Script
-from tests.support.e2e_world import NODES, World, until
+from tests.support.cluster import processes
+from tests.support.cluster.job import GRACE_SECONDS, Job, Script
+from tests.support.cluster.world import NODES, World, until
 
 JobMaker = Callable[..., Job]
 MATCHERS = {

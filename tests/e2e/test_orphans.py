@@ -11,9 +11,9 @@ import pytest
 from holdfast_contract.exits import ExitCode
 from holdfast_contract.reasons import Cause
 from localkube import binaries
-from tests.support import e2e_processes as processes
-from tests.support.e2e_job import Job, Script
-from tests.support.e2e_world import CHART, HELM_SECONDS, RELEASE, SYSTEM, World, until
+from tests.support.cluster import processes
+from tests.support.cluster.job import Job, Script
+from tests.support.cluster.world import CHART, HELM_SECONDS, RELEASE, SYSTEM, World, until
 
 JobMaker = Callable[..., Job]
 LIMIT_SECONDS = 10

@@ -7,9 +7,9 @@ from collections.abc import Callable
 
 from holdfast_contract import keys
 from holdfast_contract.manifest import HEALTHY_METRIC, Manifest
-from tests.support import e2e_processes as processes
-from tests.support.e2e_job import Job, Script
-from tests.support.e2e_world import until
+from tests.support.cluster import processes
+from tests.support.cluster.job import Job, Script
+from tests.support.cluster.world import until
 
 JobMaker = Callable[..., Job]
 STEPS = 150

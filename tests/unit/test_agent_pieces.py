@@ -23,7 +23,7 @@ from holdfast_agent.settings import SettingsError, from_environment
 from holdfast_contract import keys
 from holdfast_contract.reasons import Bucket
 from holdfast_contract.sync import Action, Directive, Inspection
-from tests.support.agent_rig import wait_until
+from tests.support.agent.rig import wait_until
 
 GOOD = {
     keys.ENV_CONTROL_URL: "https://holdfast.system.svc:8443",
