@@ -8,7 +8,8 @@ from localkube.access import ClusterAccess
 from tests.support.cluster import any_user
 from tests.support.cluster.crd_server import connect, install_definition
 from tests.support.cluster.manifests import training_job
-from tests.support.operator.process import OperatorProcess, until
+from tests.support.operator.process import OperatorProcess
+from tests.support.polling import until
 
 
 def test_the_operator_runs_under_any_uid(cluster: ClusterAccess, namespace: str, tmp_path: Path) -> None:

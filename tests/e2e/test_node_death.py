@@ -6,7 +6,8 @@ from collections.abc import Callable
 
 from holdfast_contract.reasons import Cause
 from tests.support.cluster.job import Job, Script
-from tests.support.cluster.world import NODES, World, until
+from tests.support.cluster.world import NODES, World
+from tests.support.polling import until
 
 JobMaker = Callable[..., Job]
 NOTICED_SECONDS = 90.0

@@ -11,7 +11,8 @@ from contextlib import contextmanager
 from holdfast_contract.reasons import Cause
 from tests.support.cluster import processes
 from tests.support.cluster.job import START_SECONDS, Job, Script
-from tests.support.cluster.world import World, until
+from tests.support.cluster.world import World
+from tests.support.polling import until
 
 JobMaker = Callable[..., Job]
 NOTICE = "karpenter.sh/disrupted"

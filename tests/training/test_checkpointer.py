@@ -24,7 +24,7 @@ from holdfast import errors
 from holdfast.store.format import fs
 from holdfast_contract.manifest import from_bytes
 from holdfast_contract.runfolder import RunFolder
-from tests.support.agent.agent_socket import poll_until
+from tests.support.polling import until
 
 PROGRAM = """
 import sys, time
@@ -61,7 +61,7 @@ def ends(tmp_path_factory: pytest.TempPathFactory) -> dict[str, tuple[int, Path]
         running[name] = (subprocess.Popen(command, stdout=log, stderr=log, env=environment), folder)
     for name, (process, folder) in running.items():
         if "SIGTERM" in name:
-            poll_until(lambda folder=folder: "saving" in (folder / "log").read_text(), 60, "a save")  # type: ignore[misc]
+            until(lambda folder=folder: "saving" in (folder / "log").read_text(), 60, "a save")  # type: ignore[misc]
             process.send_signal(signal.SIGTERM)
     return {name: (process.wait(60), folder / "checkpoints" / "default") for name, (process, folder) in running.items()}
 

@@ -21,7 +21,7 @@ from holdfast import errors
 from holdfast.state import metadata
 from holdfast.store.format import fs
 from holdfast_contract.keys import METADATA_FILE
-from tests.support.agent.agent_socket import poll_until
+from tests.support.polling import until
 
 CONFIG = {"model": {"layers": 4, "names": ["a", "ä"]}, "rate": 0.1, "tied": True, "seed": None}
 
@@ -69,8 +69,8 @@ def test_by_default_training_goes_on_and_says_so(tmp_path: Path) -> None:
             assert handle.wait(30)
             if step == 1:
                 assert isinstance(handle.error, errors.SaveError)
-                poll_until(lambda: "No space left" in run.save_error, 30, "the reason in save_error")
-        poll_until(lambda: run.save_error == "", 30, "save_error cleared by a save that succeeded")
+                until(lambda: "No space left" in run.save_error, 30, "the reason in save_error")
+        until(lambda: run.save_error == "", 30, "save_error cleared by a save that succeeded")
 
 
 def test_if_told_to_the_next_save_raises_what_made_the_one_before_fail(tmp_path: Path) -> None:

@@ -18,8 +18,8 @@ from holdfast_contract import codec, keys
 from holdfast_contract.manifest import CheckpointRef
 from holdfast_contract.runfolder import RunFolder
 from holdfast_contract.sync import FailureHistory
-from tests.support.agent.agent_socket import poll_until
 from tests.support.operator.job_policy import policy_of
+from tests.support.polling import until
 
 STEPS = 8
 LOSSES = {1: 5.0, 2: 1.0, 3: float("nan"), 4: 4.0, 5: 0.5, 6: 6.0, 7: 7.0, 8: 8.0}
@@ -59,7 +59,7 @@ def train(where: Path, monkeypatch: pytest.MonkeyPatch, policy: str, **arguments
 def wait_for_steps(where: Path, steps: list[int]) -> None:
     """Deleting goes on behind the end of the session."""
     folder = RunFolder(where / "default")
-    poll_until(lambda: sorted(r.step for r in folder.candidates()) == steps, WAIT_SECONDS, f"checkpoints {steps}")
+    until(lambda: sorted(r.step for r in folder.candidates()) == steps, WAIT_SECONDS, f"checkpoints {steps}")
 
 
 @pytest.mark.parametrize(("every", "steps"), EVERY, ids=str)
@@ -149,7 +149,7 @@ def test_a_save_before_an_evaluation_is_committed_while_that_goes_on(tmp_path: P
             evaluates = step == 4
             run.commit(step, {"n": jnp.int32(step)}, save=evaluates)
             if evaluates:  # the evaluation: no step is made meanwhile
-                poll_until(lambda: [r.step for r in folder.candidates()] == [4], WAIT_SECONDS, "the save before it")
+                until(lambda: [r.step for r in folder.candidates()] == [4], WAIT_SECONDS, "the save before it")
     assert [ref.step for ref in folder.candidates()] == [8, 4]
 
 

@@ -10,7 +10,7 @@ import jax.numpy as jnp
 import holdfast
 from holdfast_contract.manifest import from_bytes
 from holdfast_contract.runfolder import RunFolder
-from tests.support.agent.agent_socket import poll_until
+from tests.support.polling import until
 
 LOSSES = {1: 3.0, 2: 1.0, 3: 0.5, 4: math.nan, 5: 2.0, 6: 2.5}
 NORMS = {1: 1.0, 2: 1.0, 3: math.inf, 4: 1.0, 5: 1.0, 6: 1.0}
@@ -26,7 +26,7 @@ def test_an_unhealthy_state_is_never_the_best(tmp_path: Path) -> None:
             run.commit(step, {"n": jnp.int32(step)}, metrics=metrics)
     folder = RunFolder(tmp_path / "default")
     # Deleting goes on behind the end of the session.
-    poll_until(lambda: [ref.step for ref in folder.candidates()] == [6, 5, 2], 10, "the best of the healthy ones")
+    until(lambda: [ref.step for ref in folder.candidates()] == [6, 5, 2], 10, "the best of the healthy ones")
     told = {n: from_bytes((folder.step_folder(1, n) / "HOLDFAST.json").read_bytes()).metrics for n in (2, 6)}
     assert told == {2: {"loss": 1.0, "norm": 1.0, "healthy": 1.0}, 6: {"loss": 2.5, "norm": 1.0, "healthy": 1.0}}
 

@@ -5,7 +5,6 @@ from __future__ import annotations
 import contextlib
 import socket
 import threading
-import time
 from collections.abc import Callable
 from pathlib import Path
 
@@ -85,11 +84,3 @@ class AgentSocket:
                     elif isinstance(message, TrainerUpdate):
                         self.updates.append(message)
                     self._changed.notify_all()
-
-
-def poll_until(condition: Callable[[], bool], timeout_seconds: float, what: str) -> None:
-    """Return as soon as the condition holds; fail with ``what`` otherwise."""
-    deadline = time.monotonic() + timeout_seconds
-    while not condition():
-        assert time.monotonic() < deadline, f"{what}: not within {timeout_seconds:g} s"
-        time.sleep(0.01)

@@ -7,8 +7,6 @@ import signal
 import subprocess
 import sys
 import textwrap
-import time
-from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -16,6 +14,7 @@ from holdfast_contract import keys
 from holdfast_contract.sync import Action, Directive
 from tests.support.operator.scripted_operator import ScriptedOperator
 from tests.support.operator.tls import Authority, server_context
+from tests.support.polling import until
 
 SERVICE = "localhost"
 
@@ -111,7 +110,7 @@ class AgentRig:
 
     def wait_output(self, text: str, seconds: float = 15.0) -> str:
         """The log once it holds this text."""
-        wait_until(lambda: text in self.output, seconds, lambda: f"{text!r} not in the log:\n{self.output}")
+        until(lambda: text in self.output, seconds, f"{text!r} in the log", seen=lambda: self.output)
         return self.output
 
     def close(self) -> None:
@@ -136,11 +135,3 @@ def kill_tree(pid: int) -> None:
             process.kill()
         except psutil.NoSuchProcess:
             continue
-
-
-def wait_until(true: Callable[[], object], seconds: float, otherwise: Callable[[], str]) -> None:
-    """Look until it is so, at most so long."""
-    deadline = time.monotonic() + seconds
-    while not true():
-        assert time.monotonic() < deadline, otherwise()
-        time.sleep(0.01)

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import time
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -15,6 +14,7 @@ from kubernetes import client, config
 from holdfast_contract import crd, keys
 from tests.support.cluster.kubectl import KubectlError, kubectl
 from tests.support.cluster.manifests import Manifest
+from tests.support.polling import until
 
 DEFINITION: Final = Path(__file__).parents[3] / crd.TARGETS[0]
 ESTABLISHED_WITHIN_SECONDS: Final = 15.0
@@ -23,13 +23,22 @@ ESTABLISHED_WITHIN_SECONDS: Final = 15.0
 def install_definition(kubeconfig: Path) -> dict[str, Any]:
     """Apply the committed definition; the one that the server holds, once it is Established and served."""
     kubectl(kubeconfig, "apply", "--server-side", "--force-conflicts", "-f", str(DEFINITION))
-    deadline = time.monotonic() + ESTABLISHED_WITHIN_SECONDS
-    while True:
-        found: dict[str, Any] = json.loads(kubectl(kubeconfig, "get", "crd", keys.CRD_NAME, "-o", "json"))
-        conditions = (found.get("status") or {}).get("conditions") or []  # null for a moment
-        if "Established" in {c["type"] for c in conditions if c["status"] == "True"} and _served(kubeconfig):
-            return found
-        assert time.monotonic() < deadline, found.get("status")
+    return until(
+        lambda: found if _established(found := _held(kubeconfig)) and _served(kubeconfig) else {},
+        ESTABLISHED_WITHIN_SECONDS,
+        "Established and served",
+        seen=lambda: _held(kubeconfig).get("status"),
+    )
+
+
+def _held(kubeconfig: Path) -> dict[str, Any]:
+    found: dict[str, Any] = json.loads(kubectl(kubeconfig, "get", "crd", keys.CRD_NAME, "-o", "json"))
+    return found
+
+
+def _established(definition: dict[str, Any]) -> bool:
+    conditions = (definition.get("status") or {}).get("conditions") or []  # null for a moment
+    return "Established" in {c["type"] for c in conditions if c["status"] == "True"}
 
 
 def _served(kubeconfig: Path) -> bool:

@@ -16,7 +16,8 @@ from kubernetes import client
 from holdfast_contract import keys
 from holdfast_contract.runfolder import RunFolder
 from tests.support.cluster import processes
-from tests.support.cluster.world import POLL_SECONDS, REPOSITORY, REQUEST_SECONDS, World, until
+from tests.support.cluster.world import REPOSITORY, REQUEST_SECONDS, World
+from tests.support.polling import until
 from tests.support.training import compiled
 
 START_SECONDS: Final = 60.0
@@ -125,8 +126,10 @@ class Job:
     def wait_gone(self, seconds: float) -> float:
         """Seconds until neither the job nor any process of its pods is left."""
         uid, began = self.uid, time.monotonic()
-        until(lambda: self.get() is None, seconds, f"{self.name} is gone", self.describe)
-        until(lambda: not processes.of_job(uid), seconds, f"no process of {self.name}", lambda: processes.of_job(uid))
+        until(lambda: self.get() is None, seconds, f"{self.name} is gone", seen=self.describe)
+        until(
+            lambda: not processes.of_job(uid), seconds, f"no process of {self.name}", seen=lambda: processes.of_job(uid)
+        )
         return time.monotonic() - began
 
     # What is seen
@@ -157,11 +160,11 @@ class Job:
 
     def until(self, holds: Callable[[Status], Any], what: str, seconds: float = CHANGE_SECONDS) -> Status:
         """The first status for which ``holds``; fails with the whole story if that takes too long."""
-        deadline = time.monotonic() + seconds
-        while not holds(status := self.status):
-            assert time.monotonic() < deadline, f"not within {seconds:.0f} s: {what}\n{self.describe()}"
-            time.sleep(POLL_SECONDS)
-        return status
+
+        def found() -> Status | None:
+            return status if holds(status := self.status) else None
+
+        return until(found, seconds, what, seen=self.describe)
 
     def until_step(self, step: int, *, attempt: int | None = None) -> Status:
         """Wait until a step is completed, in an attempt if that is given."""

@@ -4,8 +4,7 @@ from __future__ import annotations
 
 import json
 import sys
-import time
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
@@ -18,6 +17,7 @@ from localkube.cluster import Cluster
 from localkube.helm_install import Release
 from localkube.nodes import NodeOptions
 from tests.support.cluster import processes
+from tests.support.polling import until
 
 REPOSITORY: Final = Path(__file__).parents[3]
 CHART: Final = REPOSITORY / "charts" / "holdfast"
@@ -39,18 +39,8 @@ HOLDFAST: Final = Release(
 HELM_SECONDS: Final = 90
 OPERATOR_SECONDS: Final = 40.0
 REQUEST_SECONDS: Final = 10
-POLL_SECONDS: Final = 0.05
 
 Object = dict[str, Any]
-
-
-def until(holds: Callable[[], Any], seconds: float, what: str, seen: Callable[[], object] = lambda: "") -> Any:
-    """What ``holds`` returns once it is true; fails after so many seconds with what was seen instead."""
-    deadline = time.monotonic() + seconds
-    while not (found := holds()):
-        assert time.monotonic() < deadline, f"not within {seconds:.0f} s: {what}\n{seen()}"
-        time.sleep(POLL_SECONDS)
-    return found
 
 
 @dataclass(frozen=True)
@@ -127,7 +117,7 @@ class World:
             lambda: sum(_ready(p) for p in self.operator_pods()) == replicas,
             OPERATOR_SECONDS,
             f"{replicas} operator pods Ready",
-            self.logs,
+            seen=self.logs,
         )
 
     # Nodes

@@ -12,8 +12,7 @@ import socket
 import ssl
 import subprocess
 import sys
-import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from contextlib import suppress
 from pathlib import Path
 from typing import Any, Final
@@ -24,19 +23,10 @@ from cryptography.hazmat.primitives.asymmetric import ec
 
 from holdfast_contract import codec, keys, sync
 from tests.support.operator import tls
+from tests.support.polling import until
 
 HOST: Final = "holdfast.holdfast-system.svc"
 START_SECONDS: Final = 30.0
-POLL_SECONDS: Final = 0.05
-
-
-def until(holds: Callable[[], Any], seconds: float = 20.0, what: str = "") -> Any:
-    """What ``holds`` returns once it is true; fails after so many seconds."""
-    deadline = time.monotonic() + seconds
-    while not (found := holds()):
-        assert time.monotonic() < deadline, f"not within {seconds:.0f} s: {what or holds}"
-        time.sleep(POLL_SECONDS)
-    return found
 
 
 def write_certificate(authority: tls.Authority, folder: Path, host: str = HOST) -> None:

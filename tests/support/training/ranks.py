@@ -14,7 +14,8 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 from holdfast_contract import keys
-from tests.support.agent.agent_socket import AgentSocket, poll_until
+from tests.support.agent.agent_socket import AgentSocket
+from tests.support.polling import until
 from tests.support.training import compiled
 from tests.support.training.coordinator import coordinator_address
 
@@ -43,7 +44,7 @@ class Rank:
             )
             return re.search(pattern, self.output) is not None
 
-        poll_until(found, timeout_seconds, f"{pattern!r} in {self.log}")
+        until(found, timeout_seconds, f"{pattern!r} in {self.log}")
         match = re.search(pattern, self.output)
         assert match is not None
         return match
