@@ -23,7 +23,7 @@ sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 
 from holdfast import remat
 from holdfast.remat.report import Report, Row
-from tests.support.remat_models import init_layers, largest_difference, scanned, tokens, unrolled
+from tests.support.remat.models import init_layers, largest_difference, scanned, tokens, unrolled
 
 ROUNDS = 9
 EPSILONS = 8
@@ -75,7 +75,7 @@ def main() -> None:
 
 
 def _scanned_under(policy: remat.Policy) -> Callable[..., Any]:
-    from tests.support.remat_models import layer
+    from tests.support.remat.models import layer
 
     def loss(params: Any, x: Any) -> Any:
         last, _ = remat.scan_layers(lambda c, p: (layer(p, c), None), x, params, policy)

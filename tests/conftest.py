@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 import pytest
 from hypothesis import settings
 
-from tests.support import compiled
+from tests.support.training import compiled
 
 if TYPE_CHECKING:
     from xdist.scheduler import LoadScopeScheduling

@@ -7,8 +7,8 @@ from pathlib import Path
 
 import pytest
 
-from tests.support.agent_rig import AgentRig
-from tests.support.tls import Authority, new_authority
+from tests.support.agent.rig import AgentRig
+from tests.support.operator.tls import Authority, new_authority
 
 
 @pytest.fixture(scope="session")

@@ -14,7 +14,7 @@ from holdfast_contract.local import MAX_LINE_BYTES, Hello, to_line
 from holdfast_contract.manifest import CheckpointRef
 from holdfast_contract.reasons import Cause, SaveOutcome
 from holdfast_contract.sync import Action, Directive, Report, SaveReport, SaveRequest, TrainerPhase
-from tests.support.agent_rig import AgentRig
+from tests.support.agent.rig import AgentRig
 
 ANSWERING = """
 link = connect()

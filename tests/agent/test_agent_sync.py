@@ -12,9 +12,10 @@ from holdfast_contract import codec, keys
 from holdfast_contract.exits import ExitCode
 from holdfast_contract.manifest import Owner
 from holdfast_contract.sync import Action, Directive, TrainerPhase
-from tests.support.agent_rig import AgentRig, wait_until
-from tests.support.scripted_operator import Refusal, ScriptedOperator, leader_elsewhere
-from tests.support.tls import Authority, new_authority, server_context
+from tests.support.agent.rig import AgentRig
+from tests.support.operator.scripted_operator import Refusal, ScriptedOperator, leader_elsewhere
+from tests.support.operator.tls import Authority, new_authority, server_context
+from tests.support.polling import until
 
 STEPPING = """
 link = connect()
@@ -276,4 +277,4 @@ def test_the_socket_is_the_trainers_alone_and_goes_with_the_agent(rig: AgentRig)
     assert path.stat().st_mode & 0o777 == 0o600
     rig.operator.direct(Directive(Action.EXIT, 1))
     rig.exit_code()
-    wait_until(lambda: not path.exists(), 1, lambda: "the socket is still there")
+    until(lambda: not path.exists(), 1, "the socket is gone")

@@ -14,7 +14,8 @@ from holdfast_contract import keys
 from holdfast_contract.exits import ExitCode
 from holdfast_contract.manifest import CheckpointRef
 from holdfast_contract.sync import Action, Directive, FailureHistory, TrainerPhase
-from tests.support.agent_rig import AgentRig, wait_until
+from tests.support.agent.rig import AgentRig
+from tests.support.polling import until
 
 STEPPING = """
 link = connect()
@@ -25,7 +26,7 @@ for_ever()
 
 
 def wait_until_alone(agent: psutil.Process) -> None:
-    wait_until(lambda: not agent.children(recursive=True), 10, lambda: str(agent.children(recursive=True)))
+    until(lambda: not agent.children(recursive=True), 10, "alone", seen=lambda: agent.children(recursive=True))
 
 
 def test_a_trainer_starts_with_the_facts_of_its_attempt(rig: AgentRig) -> None:
@@ -143,7 +144,9 @@ def test_orphaned_processes_are_reaped(rig: AgentRig) -> None:
     rig.operator.wait_report(lambda r: r.phase is TrainerPhase.RUNNING)
     assert rig.process is not None
     agent = psutil.Process(rig.process.pid)
-    wait_until(lambda: len(agent.children(recursive=True)) == 1, 10, lambda: str(agent.children(recursive=True)))
+    until(
+        lambda: len(agent.children(recursive=True)) == 1, 10, "one child", seen=lambda: agent.children(recursive=True)
+    )
 
 
 IN_A_PID_NAMESPACE = ("unshare", "--user", "--map-root-user", "--pid", "--fork", "--kill-child", "--mount-proc")
@@ -171,7 +174,12 @@ def test_as_process_1_of_a_container(rig: AgentRig) -> None:
     assert rig.process is not None
     (agent,) = psutil.Process(rig.process.pid).children()
     # The trainer and the process that left its session, and no zombie of the third.
-    wait_until(lambda: len(agent.children(recursive=True)) == 2, 10, lambda: str(agent.children(recursive=True)))
+    until(
+        lambda: len(agent.children(recursive=True)) == 2,
+        10,
+        "two children",
+        seen=lambda: agent.children(recursive=True),
+    )
     agent.terminate()
     assert rig.exit_code() == ExitCode.SAVED
 

@@ -13,8 +13,8 @@ from kubernetes import client
 from pydantic import ValidationError
 
 from holdfast_contract.api import TrainingJob
-from tests.support.crd_server import Jobs, connect, install_definition, refusal
-from tests.support.manifests import Manifest, training_job, with_value
+from tests.support.cluster.crd_server import Jobs, connect, install_definition, refusal
+from tests.support.cluster.manifests import Manifest, training_job, with_value
 
 # The server's answer is asked for in a dry run, so examples leave nothing behind in the namespace that they share.
 agreement = settings(max_examples=120, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])

@@ -23,10 +23,10 @@ from holdfast_operator.gateway.errors import Unavailable
 from holdfast_operator.gateway.kube import Kube
 from holdfast_operator.telemetry.events import MAX_NOTE_BYTES, Recorder
 from localkube.access import ClusterAccess
-from tests.support.crd_server import connect, install_definition
-from tests.support.kubectl import kubectl
-from tests.support.manifests import training_job
-from tests.support.reconcile_rig import Rig, rig
+from tests.support.cluster.crd_server import connect, install_definition
+from tests.support.cluster.kubectl import kubectl
+from tests.support.cluster.manifests import training_job
+from tests.support.operator.reconcile_rig import Rig, rig
 
 PERIODIC_SAVES = 12
 BURST = 40

@@ -13,9 +13,10 @@ from holdfast_contract.exits import ExitCode
 from holdfast_operator.gateway import access
 from holdfast_operator.watch import kopf_watch as watch
 from localkube.access import ClusterAccess
-from tests.support.crd_server import connect, install_definition
-from tests.support.manifests import training_job
-from tests.support.operator_process import OperatorProcess, until
+from tests.support.cluster.crd_server import connect, install_definition
+from tests.support.cluster.manifests import training_job
+from tests.support.operator.process import OperatorProcess
+from tests.support.polling import until
 
 
 def test_a_watch_that_has_gone_silent_is_proven_dead(cluster: ClusterAccess, namespace: str) -> None:
@@ -38,7 +39,7 @@ def test_a_watch_that_has_gone_silent_is_proven_dead(cluster: ClusterAccess, nam
             second = jobs.create(training_job("second", namespace=namespace))["metadata"]
         audit.listed(watch.JOBS, {m["uid"]: m["resourceVersion"] for m in (first, second)})
         assert audit.problems() == []
-        [problem] = until(audit.problems, 5)
+        [problem] = until(audit.problems, 5, "a problem")
         assert "trainingjobs" in problem
     finally:
         running.stop()

@@ -19,9 +19,10 @@ from holdfast_operator.gateway.errors import Conflict
 from holdfast_operator.gateway.kube import Kube
 from holdfast_operator.lease import Elector, Times
 from localkube.access import ClusterAccess
-from tests.support.crd_server import connect, install_definition
-from tests.support.manifests import training_job
-from tests.support.operator_process import OperatorProcess, until
+from tests.support.cluster.crd_server import connect, install_definition
+from tests.support.cluster.manifests import training_job
+from tests.support.operator.process import OperatorProcess
+from tests.support.polling import until, until_async
 
 QUICK = Times(duration_seconds=1.5, renew_deadline_seconds=1.0, retry_seconds=0.1)
 REPORT = Report(PROTOCOL, 0, "", TrainerPhase.NONE)
@@ -50,9 +51,7 @@ class Replica:
         self.task = asyncio.create_task(self.elector.run())
 
     async def leads(self, seconds: float = 10.0) -> None:
-        async with asyncio.timeout(seconds):
-            while not self.elector.leading:  # noqa: ASYNC110  the elector is looked at from outside
-                await asyncio.sleep(0.01)
+        await until_async(lambda: self.elector.leading, seconds, "leads")
 
 
 def test_one_leads_and_the_other_takes_over_when_it_dies(kube: Kube, namespace: str) -> None:
@@ -101,9 +100,7 @@ def test_a_leader_that_cannot_renew_gives_up_before_another_may_take_over(kube: 
 
         first.elector._kube = type("Deaf", (), {"update_lease": staticmethod(hang)})()
         cut = time.monotonic()
-        async with asyncio.timeout(5):
-            while first.elector.leading or len(first.changes) < 2:  # noqa: ASYNC110  looked at from outside
-                await asyncio.sleep(0.01)
+        await until_async(lambda: not first.elector.leading and len(first.changes) >= 2, 5, "the end of its lead")
         assert time.monotonic() - cut < QUICK.duration_seconds
         assert first.changes == [True, False]
 
@@ -150,7 +147,7 @@ def test_processes_change_places(cluster: ClusterAccess, core_api: CoreV1Api, na
             jobs.create(training_job("train", namespace=namespace))
         until(lambda: core_api.list_namespaced_pod(namespace, label_selector=keys.LABEL_JOB_NAME).items, 20, "pods")
         first.process.send_signal(signal.SIGCONT)
-        until(lambda: first.logged("leading no longer"), 10)
+        until(lambda: first.logged("leading no longer"), 10, "the end of its lead")
         until(lambda: first.sync("a.b.c", REPORT)[0] == 421, 10, "the old leader points to the new one")
     finally:
         first.process.send_signal(signal.SIGCONT)

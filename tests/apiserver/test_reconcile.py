@@ -19,8 +19,8 @@ from holdfast_operator.decide import conditions
 from holdfast_operator.decide.rules import preparation
 from holdfast_operator.gateway.errors import Invalid
 from holdfast_operator.sync_endpoint.board import PodIdentity
-from tests.support.kubectl import kubectl
-from tests.support.reconcile_rig import CONTROL, Rig, rig
+from tests.support.cluster.kubectl import kubectl
+from tests.support.operator.reconcile_rig import CONTROL, Rig, rig
 
 DEFINITION = Path(__file__).parents[2] / crd.TARGETS[0]
 ESTABLISHED_WITHIN_SECONDS = 15.0
@@ -278,12 +278,10 @@ def test_failure_of_the_api_server_is_passed_on(play: Rig) -> None:
 def test_paper_nodes_stay_in_use_however_slow_the_machine_is(play: Rig) -> None:
     """The rig itself: nodes without a heartbeat would be given no pods after the controller's period of grace."""
     beats = set()
-    deadline = time.monotonic() + 30
 
     def beaten() -> bool:
         (ready,) = [c for c in play.core.read_node(play.nodes[0]).status.conditions if c.type == "Ready"]
         beats.add(ready.last_heartbeat_time)
-        assert time.monotonic() < deadline
         return len(beats - {None}) >= 2
 
     play.apply()

@@ -16,13 +16,14 @@ from holdfast_contract import keys
 from holdfast_contract.sync import PROTOCOL, Report, TrainerPhase
 from holdfast_operator.sync_endpoint.authentication import ACCEPTED_SECONDS
 from localkube.cluster import Cluster
-from tests.support.agent_rig import SERVICE, AgentRig
-from tests.support.crd_server import connect, install_definition
-from tests.support.forged_token import claims, with_times
-from tests.support.kubectl import kubectl
-from tests.support.manifests import training_job
-from tests.support.operator_process import OperatorProcess, until, write_certificate
-from tests.support.tls import Authority, new_authority
+from tests.support.agent.rig import SERVICE, AgentRig
+from tests.support.cluster.crd_server import connect, install_definition
+from tests.support.cluster.kubectl import kubectl
+from tests.support.cluster.manifests import training_job
+from tests.support.operator.forged_token import claims, with_times
+from tests.support.operator.process import OperatorProcess, write_certificate
+from tests.support.operator.tls import Authority, new_authority
+from tests.support.polling import until
 
 REPORT = Report(PROTOCOL, 0, "", TrainerPhase.NONE)
 REVIEWED_SECONDS = 10.0
@@ -37,7 +38,7 @@ def place(local_cluster: Cluster, core_api: CoreV1Api) -> Iterator[str]:
     install_definition(local_cluster.kubeconfig)
     name = f"expiry-{secrets.token_hex(3)}"
     core_api.create_namespace({"metadata": {"name": name}})
-    until(lambda: core_api.list_namespaced_service_account(name).items, what="the default account")
+    until(lambda: core_api.list_namespaced_service_account(name).items, 20, "the default account")
     yield name
     core_api.delete_namespace(name)
 
@@ -78,7 +79,9 @@ def issued(local_cluster: Cluster, core_api: CoreV1Api, place: str, operator: Op
         command = ("-n", place, "create", "token", "default", f"--audience={keys.TOKEN_AUDIENCE}", *bound, uid)
         return kubectl(local_cluster.kubeconfig, *command).strip()
 
-    return {int(p.metadata.labels[keys.LABEL_REPLICA_INDEX]): token_of(p) for p in until(pods, 30)}
+    return {
+        int(p.metadata.labels[keys.LABEL_REPLICA_INDEX]): token_of(p) for p in until(pods, 30, "a pod of each index")
+    }
 
 
 @pytest.fixture

@@ -14,7 +14,7 @@ from cryptography.hazmat.primitives.asymmetric import ec
 from cryptography.x509.oid import ExtendedKeyUsageOID
 
 from holdfast_contract import crd, keys
-from tests.support.chart import CHART, Helm, Object, only, sets
+from tests.support.cluster.chart import CHART, Helm, Object, only, sets
 
 HELM = Helm()
 

@@ -12,7 +12,7 @@ from typing import Any, Final
 import pytest
 
 from holdfast_contract import keys
-from tests.support.chart import Helm, only
+from tests.support.cluster.chart import Helm, only
 
 ROOT: Final = Path(__file__).parents[2]
 LOCK: Final = tomllib.loads((ROOT / "uv.lock").read_text())

@@ -7,7 +7,7 @@ import sys
 
 import pytest
 
-from tests.support.pages import PAGES, blocks, every_block
+from tests.support.docs.pages import PAGES, blocks, every_block
 
 EXAMPLE_SECONDS = 100
 

@@ -3,7 +3,7 @@
 import pytest
 import yaml
 
-from tests.support.pages import ROOT, every_block
+from tests.support.docs.pages import ROOT, every_block
 
 
 @pytest.mark.parametrize("source", every_block("yaml"))

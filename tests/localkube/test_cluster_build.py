@@ -4,8 +4,6 @@ import os
 import signal
 import subprocess
 import sys
-import time
-from collections.abc import Callable
 from pathlib import Path
 from typing import TypeVar
 
@@ -17,6 +15,7 @@ from localkube.errors import BinariesError
 from localkube.paths import CACHE_VARIABLE, cache_root
 from localkube.progress import silent
 from localkube.toolchain import WHEEL_VERSION, find_toolchain
+from tests.support.polling import until
 
 END_SECONDS = 30.0
 PROGRAM = 'package main\n\nvar greeting = "unset"\n\nfunc main() { println(greeting) }\n'
@@ -31,15 +30,6 @@ print(built(recipe, lambda line: print(line, file=sys.stderr)))
 
 
 T = TypeVar("T")
-
-
-def poll(look: Callable[[], T]) -> T:
-    """The first true value, within a deadline."""
-    deadline = time.monotonic() + END_SECONDS
-    while not (value := look()):
-        assert time.monotonic() < deadline, f"still {value!r}"
-        time.sleep(0.02)
-    return value
 
 
 def has_ended(process: psutil.Process) -> bool:
@@ -119,10 +109,12 @@ def test_an_interrupted_build_leaves_no_process_and_no_file(
         assert builder.stderr is not None
         assert any("compiling" in line for line in builder.stderr)
         # Go and the compilers that it starts.
-        below = poll(lambda: found if len(found := psutil.Process(builder.pid).children(recursive=True)) > 1 else [])
+        below = until(
+            lambda: found if len(found := psutil.Process(builder.pid).children(recursive=True)) > 1 else [], END_SECONDS
+        )
         builder.send_signal(number)
         builder.wait(END_SECONDS)
-    poll(lambda: all(has_ended(process) for process in below))
+    until(lambda: all(has_ended(process) for process in below), END_SECONDS, "the end of all")
     assert list(scratch.iterdir()) == []
     folder = built(Recipe("tiny", module, ".", ("-s",), "tiny"), silent)
     assert {path.name for path in folder.parent.iterdir()} == {folder.name, f".{folder.name}.lock"}

@@ -6,8 +6,7 @@ import socket
 import stat
 import subprocess
 import sys
-import time
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from pathlib import Path
 from urllib.parse import urlsplit
 
@@ -20,6 +19,7 @@ from localkube.cluster import Cluster
 from localkube.components import APISERVER, CONTROLLER_MANAGER, ETCD, SCHEDULER, ClusterOptions, environment
 from localkube.control import ProcessSpec
 from localkube.errors import BinariesError, ClusterNameError, LocalkubeError, StartError
+from tests.support.polling import until
 
 START_SECONDS = 60.0
 GONE_SECONDS = 15.0
@@ -34,13 +34,6 @@ with Cluster() as cluster:
 """
 
 
-def poll(condition: Callable[[], bool], *, seconds: float, what: str) -> None:
-    deadline = time.monotonic() + seconds
-    while not condition():
-        assert time.monotonic() < deadline, f"not within {seconds} s: {what}"
-        time.sleep(0.02)
-
-
 def processes_mentioning(*texts: str) -> list[str]:
     """Command lines of processes that name any of the texts, this process excepted."""
     found = []
@@ -52,8 +45,8 @@ def processes_mentioning(*texts: str) -> list[str]:
 
 
 def assert_gone(name: str, state: Path) -> None:
-    poll(lambda: not processes_mentioning(str(state), name), seconds=GONE_SECONDS, what=f"no process of {name}")
-    poll(lambda: not state.exists(), seconds=GONE_SECONDS, what=f"{state} removed")
+    until(lambda: not processes_mentioning(str(state), name), seconds=GONE_SECONDS, what=f"no process of {name}")
+    until(lambda: not state.exists(), seconds=GONE_SECONDS, what=f"{state} removed")
     assert not registry.RegistryEntry(name).folder.exists()
     assert name not in [entry.name for entry in registry.running()]
 
@@ -114,7 +107,7 @@ def test_a_killed_supervisor_takes_its_processes_along_and_the_next_start_remove
     )
     owner.kill()
     supervisor.kill()
-    poll(lambda: not processes_mentioning(str(state)), seconds=GONE_SECONDS, what="processes ended")
+    until(lambda: not processes_mentioning(str(state)), seconds=GONE_SECONDS, what="processes ended")
     registry.sweep()
     assert_gone(started["name"], state)
 
@@ -207,14 +200,14 @@ def test_reads_and_writes_of_users_are_in_the_audit_log(own: Cluster) -> None:
         objects = [(event["verb"], event.get("objectRef", {}).get("name", "")) for event in events]
         return {verb for verb, name in objects if name == "audited"}
 
-    poll(lambda: verbs() >= {"create", "get"}, seconds=5, what="both requests in the audit log")
+    until(lambda: verbs() >= {"create", "get"}, seconds=5, what="both requests in the audit log")
 
 
 def test_a_node_takes_along_processes_that_left_its_group(own: Cluster) -> None:
     marker = f"86{os.getpid()}"
     script = f"(setsid sleep {marker} &) ; setsid sleep {marker} & exec sleep {marker}"
     own.control.start(ProcessSpec("escapist", ["sh", "-c", script], own.layout.logs / "escapist.log", role="node"))
-    poll(lambda: processes_mentioning(marker) == [f"sleep {marker}"] * 3, seconds=5, what="the node and its children")
+    until(lambda: processes_mentioning(marker) == [f"sleep {marker}"] * 3, seconds=5, what="the node and its children")
     own.nodes.kill("escapist")
     assert not processes_mentioning(marker)
 

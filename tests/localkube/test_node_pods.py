@@ -1,5 +1,6 @@
 """Process nodes against a real control plane: every promise that a pod may rely on."""
 
+import functools
 import json
 import os
 import signal
@@ -7,7 +8,7 @@ import subprocess
 import sys
 import time
 import uuid
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any, TypeVar
 
@@ -16,20 +17,14 @@ import pytest
 
 from localkube.cluster import Cluster as RealCluster
 from localkube.node.grants import GRANTS
+from tests.support.polling import until
 
 Json = dict[str, Any]
 T = TypeVar("T")
 DEADLINE_SECONDS = 25.0
 
 
-def eventually(look: Callable[[], T], seconds: float = DEADLINE_SECONDS) -> T:
-    """The first true value, or a failure that shows the last one."""
-    end = time.monotonic() + seconds
-    while not (value := look()):
-        if time.monotonic() > end:
-            pytest.fail(f"still {value!r} after {seconds} s")
-        time.sleep(0.05)
-    return value
+eventually = functools.partial(until, seconds=DEADLINE_SECONDS)
 
 
 class Cluster:
@@ -292,7 +287,7 @@ def test_a_forced_deletion_kills_at_once(space: Namespace) -> None:
               spec={"terminationGracePeriodSeconds": 60})  # fmt: skip
     eventually(lambda: space.run("logs", "p", check=False) == "on\n")
     space.run("delete", "pod", "p", "--grace-period=0", "--force")
-    eventually(lambda: not alive(mark), 3)
+    eventually(lambda: not alive(mark), seconds=3)
 
 
 def alive(mark: str) -> list[int]:
@@ -430,7 +425,7 @@ def test_a_dead_node_takes_its_processes_along_and_becomes_not_ready(space: Name
     assert alive(mark)
     dead.kill()
     dead.wait()
-    eventually(lambda: not alive(mark), 3)
+    eventually(lambda: not alive(mark), seconds=3)
     assert str(cluster.folder / "node-d") not in Path("/proc/self/mounts").read_text()
 
     def ready() -> str:

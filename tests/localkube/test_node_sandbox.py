@@ -2,7 +2,6 @@
 
 import asyncio
 import signal
-import time
 from collections.abc import Sequence
 from pathlib import Path
 
@@ -10,6 +9,7 @@ import pytest
 
 from localkube.node.containers import ContainerPlan, ContainerProcess, Sandbox
 from localkube.node.program import make_sandbox
+from tests.support.polling import until_async
 
 ROUNDS = 12
 BURST = 100
@@ -22,20 +22,13 @@ async def start(sandbox: Sandbox, folder: Path, argv: Sequence[str]) -> Containe
     return await ContainerProcess.start(sandbox, plan)
 
 
-def wait_for_text(log: Path) -> None:
-    deadline = time.monotonic() + END_SECONDS
-    while not log.read_text():
-        assert time.monotonic() < deadline, f"{log} stays empty"
-        time.sleep(0.001)
-
-
 @pytest.mark.parametrize("isolation", ["namespaces", "process"])
 def test_signals_at_the_very_end_of_a_container_do_not_hide_how_it_ended(isolation: str, tmp_path: Path) -> None:
     """The node must not wait for ever for a container that ended while it was told to end."""
 
     async def flood(sandbox: Sandbox, folder: Path) -> int | None:
         process = await start(sandbox, folder, ["sh", "-c", "trap '' TERM; echo on; sleep 0.02; exit 7"])
-        await asyncio.to_thread(wait_for_text, folder / "log")
+        await until_async((folder / "log").read_text, END_SECONDS, "it runs", longest_pause_seconds=0.001)
         while not process.exit_code.done():
             for _ in range(BURST):
                 process.terminate()

@@ -5,7 +5,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.support import storage_world
+from tests.support.storage import world as storage_world
 
 
 @pytest.fixture(scope="session")

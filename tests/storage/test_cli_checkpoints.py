@@ -19,7 +19,7 @@ from holdfast.cli import main
 from holdfast.store import Request
 from holdfast.store.format import digests
 from holdfast_contract.keys import MANIFEST_FILE, PARTIAL_FILE
-from tests.support.storage_states import flip_bit, small_state, store_at
+from tests.support.storage.states import flip_bit, small_state, store_at
 
 
 @pytest.fixture(scope="module")

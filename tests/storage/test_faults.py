@@ -26,7 +26,7 @@ from holdfast_contract.exits import ExitCode
 from holdfast_contract.keys import PARTIAL_FILE
 from holdfast_contract.manifest import Owner
 from holdfast_contract.runfolder import RunFolder
-from tests.support.storage_states import QUICK, bits, small_state, store_at
+from tests.support.storage.states import QUICK, bits, small_state, store_at
 
 IS_ROOT = os.geteuid() == 0
 

@@ -16,7 +16,7 @@ from holdfast_contract.exits import ExitCode
 from holdfast_contract.keys import OWNER_FILE
 from holdfast_contract.manifest import CheckpointRef, Owner
 from holdfast_contract.runfolder import OwnerRecordError, RunFolder
-from tests.support.storage_states import QUICK, bits, small_state, store_at
+from tests.support.storage.states import QUICK, bits, small_state, store_at
 
 
 def _claimed(root: Path, uid: str, attempt: int, *, take_over: bool = False) -> Store:

@@ -17,7 +17,7 @@ from holdfast.store import UNPINNED, Request
 from holdfast.store.format import fs
 from holdfast.store.write import space
 from holdfast_contract.runfolder import RunFolder
-from tests.support.storage_states import small_state, store_at
+from tests.support.storage.states import small_state, store_at
 
 
 def _free(monkeypatch: pytest.MonkeyPatch, run: Path, total: int) -> None:

@@ -14,7 +14,7 @@ from holdfast.policies.retention import Best, EverySteps, KeepAll, Kept, Latest,
 from holdfast.store import Request
 from holdfast.store.write import space
 from holdfast_contract.runfolder import RunFolder
-from tests.support.storage_states import small_state, store_at
+from tests.support.storage.states import small_state, store_at
 
 SAVE_SECONDS = 30.0
 EARLY_CHECKPOINTS = 3

@@ -22,7 +22,7 @@ from holdfast.catalog import diff as comparing
 from holdfast.cli import main
 from holdfast.store.format import fs
 from holdfast_contract.keys import MANIFEST_FILE
-from tests.support.storage_states import bits, flip_bit, store_at
+from tests.support.storage.states import bits, flip_bit, store_at
 
 
 def _state(seed: int) -> dict[str, Any]:

@@ -13,7 +13,7 @@ from holdfast.store import UNPINNED, Request, Store
 from holdfast.store.format import fs
 from holdfast_contract.manifest import CheckpointRef
 from holdfast_contract.runfolder import RunFolder
-from tests.support.storage_states import bits, small_state, store_at
+from tests.support.storage.states import bits, small_state, store_at
 
 
 @pytest.fixture(autouse=True)

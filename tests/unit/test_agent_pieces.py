@@ -23,7 +23,7 @@ from holdfast_agent.settings import SettingsError, from_environment
 from holdfast_contract import keys
 from holdfast_contract.reasons import Bucket
 from holdfast_contract.sync import Action, Directive, Inspection
-from tests.support.agent_rig import wait_until
+from tests.support.polling import until
 
 GOOD = {
     keys.ENV_CONTROL_URL: "https://holdfast.system.svc:8443",
@@ -202,5 +202,5 @@ def test_storage_that_does_not_answer_is_said_so_once_and_its_late_answer_counts
     assert isinstance(late, events.Inspected)
     assert f"{tmp_path}: storage did not answer" in late.inspection.error
     answers.set()
-    wait_until(lambda: len(heard) == 2, 10, lambda: str(heard))
+    until(lambda: len(heard) == 2, 10, "both results", seen=lambda: heard)
     assert heard[1] == events.Inspected(1, Inspection(0))

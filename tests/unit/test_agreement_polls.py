@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import threading
-import time
 
 import pytest
 
@@ -11,6 +10,7 @@ from holdfast.distributed.agreement import Answer, Decision, Facts
 from holdfast.distributed.agreement_thread import Agreement
 from holdfast.distributed.coordination import LocalCoordination
 from holdfast_contract.sync import SaveRequest
+from tests.support.polling import until
 
 
 class RankView(LocalCoordination):
@@ -56,10 +56,12 @@ class Rank:
 
 
 def wait_for(ranks: list[Rank], ask_id: str, *, saved: bool) -> None:
-    deadline = time.monotonic() + 30
-    while not all(ask_id in r.decisions and (not saved or r.decisions[ask_id].step in r.saved) for r in ranks):
-        assert time.monotonic() < deadline, f"{ask_id}: {[(r.decisions, r.saved) for r in ranks]}"
-        time.sleep(0.005)
+    until(
+        lambda: all(ask_id in r.decisions and (not saved or r.decisions[ask_id].step in r.saved) for r in ranks),
+        30,
+        ask_id,
+        seen=lambda: [(r.decisions, r.saved) for r in ranks],
+    )
 
 
 @pytest.mark.parametrize(
@@ -111,8 +113,5 @@ def test_a_process_that_says_nothing_is_named_and_the_others_go_on() -> None:
     assert decision.answer is Answer.ABANDONED
     assert "no word from process(es) [1]" in decision.reason
     entered = alone.agreement.gate.entered
-    deadline = time.monotonic() + 30
-    while alone.agreement.gate.entered <= entered + 3:
-        assert time.monotonic() < deadline, "the loop is held for ever"
-        time.sleep(0.005)
+    until(lambda: alone.agreement.gate.entered > entered + 3, 30, "the loop goes on")
     alone.end()

@@ -18,7 +18,7 @@ from holdfast_contract.exits import ExitCode
 from holdfast_contract.reasons import Cause
 from holdfast_contract.sync import Directive, FailureHistory
 from holdfast_operator.decide import failures
-from tests.support.decide_world import World, spec
+from tests.support.operator.decide_world import World, spec
 
 AGENT = {
     keys.ENV_CONTROL_URL: "https://h:8443",

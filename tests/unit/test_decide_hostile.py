@@ -19,7 +19,7 @@ from holdfast_contract.sync import (
     TrainerPhase,
 )
 from holdfast_operator.decide import goodput
-from tests.support.decide_world import World
+from tests.support.operator.decide_world import World
 
 numbers = st.integers(0, 2**53)
 seconds = st.floats(0, 1.7e308, allow_nan=False, allow_infinity=False)

@@ -20,7 +20,7 @@ from holdfast_contract import keys
 from holdfast_contract.api import Checkpoint
 from holdfast_contract.manifest import CheckpointRef
 from holdfast_contract.sync import FailureHistory
-from tests.support.job_policy import policy_of
+from tests.support.operator.job_policy import policy_of
 
 CALM, WILD = {"loss": [1.0] * 32}, {"loss": [1.0] * 31 + [9.0]}
 BOUNDS = {"minSeconds": 10, "baseSeconds": 60, "maxSeconds": 600}

@@ -18,7 +18,7 @@ from holdfast.training.schedule import Schedule
 from holdfast_contract.local import AgentCommand
 from holdfast_contract.reasons import SaveOutcome
 from holdfast_contract.sync import SaveRequest
-from tests.support.agent_socket import poll_until
+from tests.support.polling import until
 
 
 class Rig:
@@ -45,7 +45,7 @@ class Rig:
         return None if report is None else report.outcome
 
     def wait(self, outcome: SaveOutcome) -> None:
-        poll_until(lambda: self.outcome("a") is outcome, 10, f"{outcome}, not {self.outcome('a')}")
+        until(lambda: self.outcome("a") is outcome, 10, f"{outcome}, not {self.outcome('a')}")
 
 
 @pytest.fixture
