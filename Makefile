@@ -47,6 +47,11 @@ test: lint setup ## all of the above checks, then the tests
 test-all: ## the same with the slow tests
 	@$(MAKE) test PYTEST_ARGS='-m "slow or not slow" $(PYTEST_ARGS)'
 
+.PHONY: wheel
+wheel: ## the wheel, in dist/
+	@uv=$$($(PYTHON) tools/uv.py) && $$uv build --quiet --wheel --python $(PYTHON)
+	@ls dist/*.whl
+
 .PHONY: generate
 generate: ## write the CRD into crds/ and the chart
 	@$(PY) -m holdfast_contract.crd
@@ -58,4 +63,4 @@ format: ## rewrite the sources as the formatter wants them
 
 .PHONY: clean
 clean: ## remove what the commands made in this folder (the cache of binaries stays)
-	rm -rf $(VENV) .mypy_cache .ruff_cache .pytest_cache .hypothesis .import_linter_cache demo-output
+	rm -rf $(VENV) dist .mypy_cache .ruff_cache .pytest_cache .hypothesis .import_linter_cache demo-output
