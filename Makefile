@@ -47,6 +47,10 @@ test: lint setup ## all of the above checks, then the tests
 test-all: ## the same with the slow tests
 	@$(MAKE) test PYTEST_ARGS='-m "slow or not slow" $(PYTEST_ARGS)'
 
+.PHONY: shape
+shape: ## how long functions and modules are, how many parameters, how much is documented
+	@$(PYTHON) tools/shape.py
+
 .PHONY: wheel
 wheel: ## the wheel, in dist/
 	@uv=$$($(PYTHON) tools/uv.py) && $$uv build --quiet --wheel --python $(PYTHON)
