@@ -5,6 +5,8 @@ VENV   := .venv
 PY     := $(VENV)/bin/python
 # Many tests wait more than they compute: two at a time leave a seventh of two cores idle, three next to nothing.
 TEST_PROCESSES := -n 3 --dist loadscope --no-loadscope-reorder
+# These only compute: one process for each core.
+UNIT_PROCESSES := -n logical --dist loadscope --no-loadscope-reorder
 export UV_PYTHON_DOWNLOADS := never
 # Every test, pod and tool is a process of its own; compiling once spares each of them seconds.
 export UV_COMPILE_BYTECODE := 1
@@ -16,10 +18,13 @@ export PYTHONUNBUFFERED := 1
 help: ## this list
 	@sed -n 's/^\([a-z-]*\):.*## \(.*\)/  make \1\t\2/p' $(MAKEFILE_LIST) | expand -t 20
 
-.PHONY: setup
-setup: ## the locked Python environment, the control plane and Helm
+.PHONY: environment
+environment: ## the locked Python environment
 	@echo "==> Python environment from uv.lock"
 	@uv=$$($(PYTHON) tools/uv.py) && $$uv sync --quiet --locked --python $(PYTHON)
+
+.PHONY: setup
+setup: environment ## that, the control plane and Helm
 	@echo "==> Kubernetes control plane and Helm (cached per user; the first build takes minutes)"
 	@$(PY) -m localkube build --helm
 
@@ -29,14 +34,18 @@ demo: setup ## the main job: train, preempt, crash, corrupt, kill the operator, 
 	@$(PY) -m examples.demo $(DEMO_ARGS)
 
 .PHONY: lint
-lint: ## formatting, lints, types, layers, generated files
-	@uv=$$($(PYTHON) tools/uv.py) && $$uv sync --quiet --locked --python $(PYTHON)
+lint: environment ## formatting, lints, types, layers, generated files
 	@echo "==> Lints, types, layers, generated files"
 	@$(VENV)/bin/ruff format --check .
 	@$(VENV)/bin/ruff check .
 	@$(VENV)/bin/mypy
 	@$(VENV)/bin/lint-imports
 	@$(PY) -m holdfast_contract.crd --check
+
+.PHONY: unit
+unit: environment ## the pure tests: seconds, no control plane
+	@echo "==> Unit tests"
+	@$(PY) -m pytest tests/unit -q $(UNIT_PROCESSES) $(PYTEST_ARGS)
 
 .PHONY: test
 test: lint setup ## all of the above checks, then the tests
