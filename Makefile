@@ -48,9 +48,12 @@ unit: environment ## the pure tests: seconds, no control plane
 	@$(PY) -m pytest tests/unit -q $(UNIT_PROCESSES) $(PYTEST_ARGS)
 
 .PHONY: test
-test: lint setup ## all of the above checks, then the tests
+test: lint setup ## all of the above checks, then the tests and their coverage
 	@echo "==> Tests"
-	@$(PY) -m pytest $(TEST_PROCESSES) $(PYTEST_ARGS)
+	@$(PY) -m coverage erase
+	@$(PY) -m coverage run -m pytest $(TEST_PROCESSES) $(PYTEST_ARGS)
+	@echo "==> Coverage"
+	@$(PY) tools/coverage_floors.py $(if $(findstring tests/,$(PYTEST_ARGS)),--no-floors)
 
 .PHONY: test-all
 test-all: ## the same with the slow tests
@@ -76,4 +79,4 @@ format: ## rewrite the sources as the formatter wants them
 
 .PHONY: clean
 clean: ## remove what the commands made in this folder (the cache of binaries stays)
-	rm -rf $(VENV) dist .mypy_cache .ruff_cache .pytest_cache .hypothesis .import_linter_cache demo-output
+	rm -rf $(VENV) dist .coverage .coverage.* .mypy_cache .ruff_cache .pytest_cache .hypothesis .import_linter_cache demo-output

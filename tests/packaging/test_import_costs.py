@@ -24,3 +24,13 @@ def test_the_reader_needs_the_standard_library_only() -> None:
     )
     done = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, check=True, timeout=30)
     assert done.stdout.strip() == "[]"
+
+
+def test_the_agent_imports_nothing_heavy() -> None:
+    code = "import sys, holdfast_agent.__main__, holdfast_agent.inspection, holdfast_contract.runfolder; print(*sys.modules)"
+    modules = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True).stdout.split()
+    tops = {name.split(".")[0] for name in modules if not name.startswith("_")}
+    ours = {"holdfast_agent", "holdfast_contract"}
+    foreign = {name for name in tops if name not in sys.stdlib_module_names and name not in ours}
+    assert not {name for name in foreign if "editable" not in name and "distutils" not in name}
+    assert not {"ctypes", "subprocess", "asyncio", "multiprocessing", "logging"} & tops

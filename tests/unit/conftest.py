@@ -10,7 +10,7 @@ import contextlib
 import sys
 import threading
 import time
-from collections.abc import Iterator
+from collections.abc import Generator, Iterator
 from typing import Any, Final, NoReturn
 
 import pytest
@@ -83,7 +83,7 @@ monitoring.register_event_duration_secs_listener(GUARD.on_jax_event)
 
 
 @pytest.hookimpl(wrapper=True)
-def pytest_runtest_protocol() -> Iterator[object]:
+def pytest_runtest_protocol() -> Generator[None, object, object]:
     """Around the fixtures, so that a test's own clock replaces these."""
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(time, "sleep", GUARD.sleep)
