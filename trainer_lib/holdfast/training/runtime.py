@@ -13,7 +13,7 @@ from holdfast.distributed.agreement_thread import Agreement
 from holdfast.distributed.coordination import Coordination
 from holdfast.distributed.peers import Peers
 from holdfast.errors import PeerLost
-from holdfast.policies.triggers import watched_metrics
+from holdfast.policies.save_when_unstable import watched_metrics
 from holdfast.training.agent_client import AgentClient
 from holdfast.training.config import Surroundings
 from holdfast.training.goodput import Accountant, process_age_seconds
@@ -144,7 +144,6 @@ def open_store(
     where: Surroundings, coordination: Coordination, settings: StoreSettings | None = None
 ) -> tuple[Store, int]:
     """The store of this run, which nobody has claimed yet, and the attempt that it is for."""
-    from holdfast.policies.retention import from_spec
     from holdfast.store import Store
 
     if where.create_path:
@@ -156,7 +155,7 @@ def open_store(
         owner=where.owner(attempt),
         coordination=coordination,
         settings=settings or _settings(where),
-        retention=from_spec(where.keep.to_spec()),
+        retention=where.keep,
     )
     return store, attempt
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import Final
 
 from holdfast.distributed.agreement import Answer, Ask, Decision
-from holdfast.policies.saving import Moment, SavePolicy, split
+from holdfast.policies.save_rules import DecisionContext, SavePolicy, split_deterministic
 
 POLICY_PREFIX: Final = "policy/"
 """Requests that the library makes of itself; nobody outside waits for their outcome."""
@@ -15,20 +15,20 @@ class Schedule:
     """A policy at work in one rank."""
 
     def __init__(self, policy: SavePolicy, process_index: int) -> None:
-        self._exact, self._agreed = split(policy)
+        self._alone, self._agreed = split_deterministic(policy)
         self._leads = process_index == 0
         self._asked = False
 
-    def due(self, moment: Moment) -> bool:
+    def due(self, context: DecisionContext) -> bool:
         """Whether every rank finds by itself that this step is to be saved."""
-        return self._exact.due(moment)
+        return self._alone.due(context)
 
-    def ask(self, moment: Moment) -> Ask | None:
+    def ask(self, context: DecisionContext) -> Ask | None:
         """The request to make now, because this process's clock and measurements say so. One at a time."""
-        if not self._leads or self._asked or not self._agreed.due(moment):
+        if not self._leads or self._asked or not self._agreed.due(context):
             return None
         self._asked = True
-        return Ask(f"{POLICY_PREFIX}{moment.step}")
+        return Ask(f"{POLICY_PREFIX}{context.step}")
 
     def began(self) -> None:
         """A save has begun, for whatever reason: the interval starts anew."""

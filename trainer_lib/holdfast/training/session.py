@@ -10,9 +10,10 @@ from types import TracebackType
 from typing import TYPE_CHECKING, Any, Final, Literal, Self, TypeVar, overload
 
 from holdfast.distributed.world import World
-from holdfast.policies.health import Predicate, with_verdict
-from holdfast.policies.keeping import KeepRule, require_positive
-from holdfast.policies.saving import SavePolicy
+from holdfast.policies.checkpoint_health import Predicate, with_verdict
+from holdfast.policies.field_checks import require_positive
+from holdfast.policies.keep_rules import KeepRule
+from holdfast.policies.save_rules import SavePolicy
 from holdfast.state import data as positions
 from holdfast.state import metadata as notes
 from holdfast.store.settings import require_writer, require_yes_or_no
