@@ -25,6 +25,7 @@ from holdfast.policies.keep_rules import (
     KeptByAll,
     KeptByAny,
     StoredCheckpoint,
+    require_keep_rule,
 )
 from holdfast.store.claim import Claim
 from holdfast.store.sweep import apply_retention
@@ -178,8 +179,18 @@ def test_rules_of_two_kinds_do_not_combine() -> None:
         ({"every_seconds": math.inf}, "every_seconds: found inf"),
         ({"steps": (-1,)}, "steps: found -1"),
         ({"steps": ("3",)}, "steps: found '3'"),
+        ({"best": -1}, "keep.best: found -1, allowed: a whole number of 0 or more"),
+        ({"metric": ""}, "keep.metric: found '', allowed: the name of a metric given to commit"),
+        ({"mode": "least"}, "keep.mode: found 'least', allowed: 'min' or 'max'"),
     ],
 )
 def test_a_wrong_value_names_the_field(arguments: dict[str, Any], message: str) -> None:
     with pytest.raises(ValueError, match=message):
         holdfast.keep(**arguments)
+
+
+def test_what_is_no_keep_rule_is_refused_by_name() -> None:
+    for rule in (holdfast.keep(), holdfast.keep_all(), holdfast.all_of(holdfast.keep(), holdfast.keep_all())):
+        require_keep_rule("keep", rule)
+    with pytest.raises(TypeError, match=r"keep: found 3, allowed: what keep\(\), keep_all\(\)"):
+        require_keep_rule("keep", 3)

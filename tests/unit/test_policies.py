@@ -32,6 +32,16 @@ def test_any_of_keeps_rules_over_steps_deterministic() -> None:
     assert not agreed.due(at(10))
 
 
+def test_a_combination_of_rules_over_steps_is_decided_by_every_rank_alone() -> None:
+    both = holdfast.all_of(holdfast.any_of(holdfast.every_steps(10), holdfast.at_steps(3)), holdfast.every_steps(2))
+    assert split_deterministic(both) == (both, SaveOnlyAtEnd())
+    assert [step for step in range(1, 31) if both.due(at(step))] == [10, 20, 30]
+    timed = holdfast.all_of(
+        holdfast.any_of(holdfast.every_steps(10), holdfast.every_seconds(60)), holdfast.every_steps(2)
+    )
+    assert split_deterministic(timed) == (SaveOnlyAtEnd(), timed)
+
+
 def test_all_of_with_a_clock_is_agreed_on_as_a_whole() -> None:
     both = holdfast.all_of(holdfast.every_steps(10), holdfast.every_seconds(60))
     alone, agreed = split_deterministic(both)

@@ -12,6 +12,7 @@ from hypothesis import strategies as st
 import holdfast
 from holdfast.policies.checkpoint_health import with_verdict
 from holdfast.policies.keep_rules import KeepBest, StoredCheckpoint
+from holdfast.policies.metric_values import as_finite_floats
 from holdfast.policies.save_rules import DecisionContext, SavePolicy, split_deterministic
 from holdfast.policies.save_when_unstable import watched_metrics
 from holdfast.store.write.manifests import finite_metrics
@@ -67,6 +68,7 @@ def test_too_few_values_mean_the_base_interval_and_a_spike_the_shortest() -> Non
     assert RULE.interval_seconds([*steady, 2.06]) == 60
     assert RULE.interval_seconds([*steady, 2.4]) == 10
     assert RULE.interval_seconds([*steady, 2.4, *steady[:4]]) == 600
+    assert RULE.interval_seconds([math.nan] * 12 + steady[:4]) == 10, "there is nothing finite to compare with"
 
 
 @given(numbers=NOISE, before=st.floats(0, 700), more=st.floats(0, 700))
@@ -129,6 +131,8 @@ def test_wrong_bounds_are_refused_by_name(changes: dict[str, Any], named: str) -
     assert named in str(caught.value)
     with pytest.raises(ValueError, match="at_steps: found 0, allowed: a whole number of 1 or more"):
         holdfast.at_steps(5, 0)
+    with pytest.raises(ValueError, match="at_steps: found no step, allowed: one or more"):
+        holdfast.at_steps()
 
 
 def test_a_verdict_is_stored_and_an_unhealthy_state_is_never_the_best() -> None:
@@ -150,3 +154,9 @@ def test_a_verdict_is_stored_and_an_unhealthy_state_is_never_the_best() -> None:
 def test_a_predicate_that_fails_costs_the_health_and_not_the_checkpoint() -> None:
     metrics = with_verdict({"loss": 1.0}, lambda metrics: metrics["missing"] > 0)
     assert finite_metrics(metrics) == {"loss": 1.0, "healthy": 0.0}
+
+
+def test_metrics_are_single_numbers_and_messages_carry_the_finite_ones() -> None:
+    assert as_finite_floats({"loss": 2, "norm": math.inf, "accuracy": math.nan}) == {"loss": 2.0}
+    with pytest.raises(TypeError, match=r"metrics\['loss'\]: found list .*, allowed: one number"):
+        as_finite_floats({"loss": [1.0, 2.0]})

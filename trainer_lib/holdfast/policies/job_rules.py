@@ -1,4 +1,4 @@
-"""The rules that a job names in ``spec.checkpoint``, read from JSON into the values that a program would make itself."""
+"""The rules that a job names in ``spec.checkpoint``, read from JSON into the same values that a program makes."""
 
 from __future__ import annotations
 
@@ -95,7 +95,8 @@ def keep_from(raw: Any, where: str, *, latest: int | None = 3) -> KeepRule:
     """Read what to keep.
 
     Args:
-        raw: an object of the specification: its own fields, ``anyOf`` and ``allOf``, of which any may keep a checkpoint.
+        raw: an object of the specification. A checkpoint stays if any of its fields keeps it, ``anyOf`` and ``allOf``
+            among them.
         where: names ``raw`` in errors.
         latest: how many of the newest checkpoints to keep if the object does not say; None: do not count.
 
@@ -162,7 +163,7 @@ def _healthy_from(raw: Any, where: str) -> Predicate:
 
 
 def _fields_of(raw: Any, where: str, allowed: set[str]) -> Mapping[str, Any]:
-    """The fields of an object that are not null. Raises ValueError if it is no object, or has a field that is unknown."""
+    """The fields of an object that are not null. Raises ValueError if it is no object or has an unknown field."""
     if not isinstance(raw, dict):
         raise ValueError(  # noqa: TRY004  a wrong value in a document, not a wrong call
             f"{where}: found {raw!r:.100}, allowed: an object with {', '.join(sorted(allowed))}"

@@ -1,11 +1,11 @@
 """What to keep: one frozen value per rule, which chooses among the checkpoints on storage.
 
-To add a keep rule, write its class here, add it to ``KeepRule`` and give ``keep`` an argument for it. If a job may name the
-rule too, read it in ``holdfast.policies.job_rules``. ``any_of`` and ``all_of`` in ``holdfast.policies.combinations`` combine
-rules.
+To add a keep rule, write its class here, add it to ``KeepRule`` and give ``keep`` an argument for it. If a job may
+name the rule too, read it in ``holdfast.policies.job_rules``. ``any_of`` and ``all_of`` in
+``holdfast.policies.combinations`` combine rules.
 
-Some checkpoints stay whatever the rule says: those saved with ``keep=True``, the one that the run was restored from, and
-the newest two valid ones. ``superfluous`` and its caller, the store, add them.
+Some checkpoints stay whatever the rule says: those saved with ``keep=True``, the one that the run was restored from,
+and the newest two valid ones. ``superfluous`` adds the first; its caller, the store, adds the others.
 """
 
 from __future__ import annotations
@@ -101,8 +101,8 @@ class KeepEverySteps:
 class KeepEverySeconds:
     """Keep one checkpoint for each interval of ``seconds`` of training.
 
-    Training time adds up over restarts; the time between attempts does not count. Of an interval, the newest attempt that
-    saved in it counts, and of that attempt its first checkpoint. Therefore the choice changes only when a later attempt
+    Training time adds up over restarts; the time between attempts does not count. In each interval the newest attempt
+    that saved there counts, and its first checkpoint stays. Therefore the choice changes only when a later attempt
     trains the interval again. A checkpoint whose manifest does not say how long the run had trained is not kept.
     """
 

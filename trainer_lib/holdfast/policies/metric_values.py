@@ -10,7 +10,7 @@ REMEMBERED_VALUES: Final = 1024
 
 
 def as_floats(metrics: Mapping[str, Any]) -> dict[str, float]:
-    """The metrics as Python floats. Waits until they are computed. Raises TypeError naming one that is not one number."""
+    """The metrics as Python floats. Waits until they are computed. Raises TypeError that names the wrong one."""
     values = {}
     for name, value in metrics.items():
         try:

@@ -17,13 +17,13 @@ class SaveAdaptively:
     """Save at the interval that loses the least training time overall.
 
     Daly's higher-order optimum (J. T. Daly, "A higher order estimate of the optimum checkpoint interval for restart
-    dumps", FGCS 22, 2006) refines Young's first-order sqrt(2 w M) (CACM 17, 1974). Let w be how long a save stops the loop
-    and M the mean time between failures, both in seconds:
+    dumps", FGCS 22, 2006) refines Young's first-order sqrt(2 w M) (CACM 17, 1974). Let w be how long a save stops the
+    loop and M the mean time between failures, both in seconds:
 
         tau = sqrt(2 w M) * (1 + sqrt(w / 2M) / 3 + (w / 2M) / 9) - w     for w < 2 M,     else M
 
-    A save is worth nothing until it is committed, so the interval is never shorter than the time that a save takes to be
-    committed. The result is clamped to [min_seconds, max_seconds]. Before the first save nothing has been measured, and the
+    A save is worth nothing until it is committed, so the interval is never shorter than a save takes until its commit.
+    Then the interval is clamped to [min_seconds, max_seconds]. Before the first save nothing has been measured, and the
     interval is ``min_seconds``.
 
     M combines an expectation with what was observed: ``mean_seconds_between_failures``, which weighs as much as

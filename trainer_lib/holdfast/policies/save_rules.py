@@ -1,7 +1,7 @@
 """When to save: one frozen value per rule. This file has the rules over steps and clocks, and how rules combine.
 
-To add a save rule, write a class with the two members of ``SavePolicy`` and a function that makes it. If a job may name the
-rule too, read it in ``holdfast.policies.job_rules``.
+To add a save rule, write a class with the two members of ``SavePolicy`` and a function that makes it. If a job may
+name the rule too, read it in ``holdfast.policies.job_rules``.
 
 A rule over steps alone gives every rank the same answer. A rule that looks at a clock or at measurements does not.
 Process 0 evaluates such a rule, and the ranks agree on the step to save, one or two steps after the rule was met.

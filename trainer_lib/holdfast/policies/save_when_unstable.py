@@ -23,11 +23,11 @@ _RESOLUTION: Final = 1e-6
 class SaveWhenUnstable:
     """Save by the clock, and more often while a metric is unstable, so that a checkpoint from just before is there.
 
-    The newest quarter of the last ``window`` values is compared with the median of the others. Distances are measured in
-    units of the spread of those others: 1.4826 times their median absolute deviation, which one outlier does not change.
+    The newest quarter of the last ``window`` values is compared with the median of the others. The unit of distance is
+    the spread of those others: 1.4826 times their median absolute deviation, which one outlier does not change.
 
-    - *unstable*: a value is not finite, or further away than ``tolerance``. Save every ``min_seconds``.
-    - *calm*: no value is further away than half of ``tolerance``. Save every ``max_seconds``.
+    - *unstable*: a new value is not finite, or further away than ``tolerance``. Save every ``min_seconds``.
+    - *calm*: no new value is further away than half of ``tolerance``. Save every ``max_seconds``.
     - anything between, or fewer than ``window`` values: save every ``base_seconds``.
     """
 
