@@ -10,7 +10,7 @@ from holdfast.distributed.agreement import Answer, Decision, Facts
 from holdfast.distributed.agreement_thread import Agreement
 from holdfast.distributed.coordination import LocalCoordination
 from holdfast.errors import RequestFailed
-from holdfast.policies.saving import only_at_end
+from holdfast.policies.save_rules import only_at_end
 from holdfast.training.runtime import TrainerState
 from holdfast.training.save_request_loop import SaveRequestLoop
 from holdfast.training.save_requests import Agreed, SaveRequestQueue

@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 
 from holdfast.distributed.world import World
 from holdfast.errors import ConfigurationError, NoValidCheckpoint, PeerLost, RestoreError
-from holdfast.policies.saving import every_steps
+from holdfast.policies.save_rules import every_steps
 from holdfast.state import data as positions
 from holdfast.training.config import SessionArguments, resolve_config
 from holdfast.training.goodput import GoodputAccountant

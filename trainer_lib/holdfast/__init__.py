@@ -41,10 +41,12 @@ from holdfast.errors import (
     UnsupportedLeaf,
     WrongWorld,
 )
-from holdfast.policies.health import finite
-from holdfast.policies.keeping import KeepRule, keep, keep_all
-from holdfast.policies.saving import SavePolicy, adaptive, all_of, any_of, every_seconds, every_steps, only_at_end
-from holdfast.policies.triggers import at_steps, when_unstable
+from holdfast.policies.checkpoint_health import finite
+from holdfast.policies.combinations import all_of, any_of
+from holdfast.policies.keep_rules import KeepRule, keep, keep_all
+from holdfast.policies.save_adaptive import adaptive
+from holdfast.policies.save_rules import SavePolicy, at_steps, every_seconds, every_steps, only_at_end
+from holdfast.policies.save_when_unstable import when_unstable
 from holdfast.training.session import Session, session
 
 if TYPE_CHECKING:

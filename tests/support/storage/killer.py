@@ -29,7 +29,7 @@ import jax
 
 from holdfast.distributed import coordination
 from holdfast.distributed.coordination import Coordination
-from holdfast.policies.retention import Latest
+from holdfast.policies.keep_rules import KeepLatest
 from holdfast.store import UNPINNED, Request
 from holdfast.store.format import fs
 from holdfast.store.settings import WriterName
@@ -143,7 +143,7 @@ def save_once(root: Path, shared: Coordination, writer: WriterName = "direct") -
 
 def save_and_retain(root: Path, shared: Coordination) -> None:
     """A new attempt saves two steps and keeps the last two: the checkpoint of the first attempt is deleted."""
-    store = states.store_at(root, 2, retention=Latest(1), shared=shared)
+    store = states.store_at(root, 2, retention=KeepLatest(1), shared=shared)
     for step in (2, 3):
         store.save(step, states.small_state(step), Request(data=str(step).encode())).result(30)
     store.close()

@@ -12,7 +12,7 @@ import numpy as np
 import optax  # type: ignore[import-untyped]
 
 from holdfast.distributed import coordination
-from holdfast.policies.retention import Retention
+from holdfast.policies.keep_rules import KeepRule
 from holdfast.state.structure import is_key
 from holdfast.store import Store, StoreSettings
 from holdfast_contract.manifest import Owner
@@ -84,7 +84,7 @@ def store_at(
     attempt: int,
     *,
     settings: StoreSettings = QUICK,
-    retention: Retention | None = None,
+    retention: KeepRule | None = None,
     shared: coordination.Coordination | None = None,
 ) -> Store:
     """A claimed store of the run at ``root``."""

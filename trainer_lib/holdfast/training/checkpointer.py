@@ -9,7 +9,7 @@ from types import TracebackType
 from typing import TYPE_CHECKING, Any, Final, Literal, Self
 
 from holdfast.distributed import join as world
-from holdfast.policies.health import with_verdict
+from holdfast.policies.checkpoint_health import with_verdict
 from holdfast.state import data as positions
 from holdfast.state import metadata as notes
 from holdfast.state import nnx
@@ -19,7 +19,7 @@ from holdfast.training.exit_guard import ExitGuard
 from holdfast.training.runtime import open_store
 
 if TYPE_CHECKING:
-    from holdfast.policies.keeping import KeepRule
+    from holdfast.policies.keep_rules import KeepRule
     from holdfast.store import SaveHandle
     from holdfast_contract.manifest import CheckpointRef
 

@@ -12,11 +12,11 @@ from typing import Final, Literal
 
 from holdfast.distributed.world import World
 from holdfast.errors import ConfigurationError, StorageUnusable
-from holdfast.policies.failures import UNOBSERVED
-from holdfast.policies.health import Predicate
+from holdfast.policies.checkpoint_health import Predicate
+from holdfast.policies.failure_rate import UNOBSERVED
 from holdfast.policies.job_rules import JobRules, rules_from_json
-from holdfast.policies.keeping import KeepRule
-from holdfast.policies.saving import SavePolicy
+from holdfast.policies.keep_rules import KeepRule
+from holdfast.policies.save_rules import SavePolicy
 from holdfast.store.settings import WriterName
 from holdfast_contract import codec, keys
 from holdfast_contract.manifest import CheckpointRef, Owner

@@ -9,7 +9,7 @@ from collections import deque
 from collections.abc import Callable, Iterable, Mapping
 from typing import Any, Final
 
-from holdfast.policies.metrics import REMEMBERED_VALUES, as_finite_floats
+from holdfast.policies.metric_values import REMEMBERED_VALUES, as_finite_floats
 from holdfast_contract.sync import Progress
 
 RECENT_STEPS: Final = 32

@@ -13,7 +13,7 @@ from holdfast.distributed.agreement_thread import Agreement
 from holdfast.distributed.coordination import Coordination
 from holdfast.distributed.peers import Peers
 from holdfast.errors import PeerLost
-from holdfast.policies.triggers import watched_metrics
+from holdfast.policies.save_when_unstable import watched_metrics
 from holdfast.training.agent_client import AgentClient
 from holdfast.training.config import SessionConfig
 from holdfast.training.goodput import GoodputAccountant, process_age_seconds
@@ -157,7 +157,6 @@ def open_store(
     config: SessionConfig, coordination: Coordination, settings: StoreSettings | None = None
 ) -> tuple[Store, int]:
     """The store of this run, not claimed yet, and its attempt."""
-    from holdfast.policies.retention import from_spec
     from holdfast.store import Store
 
     if config.create_path:
@@ -169,7 +168,7 @@ def open_store(
         owner=config.owner(attempt),
         coordination=coordination,
         settings=settings or _settings(config),
-        retention=from_spec(config.keep.to_spec()),
+        retention=config.keep,
     )
     return store, attempt
 

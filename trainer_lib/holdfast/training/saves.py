@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any, Final
 
 from holdfast.distributed.agreement import Facts
 from holdfast.errors import HoldfastError, PeerLost
-from holdfast.policies.saving import Moment
+from holdfast.policies.save_rules import DecisionContext
 from holdfast.training.goodput import GoodputAccountant
 from holdfast.training.progress import Steps
 from holdfast.training.save_requests import SaveBegan, SaveEnded, SaveRequestQueue
@@ -100,12 +100,12 @@ class Saves:
         """The latest save, whatever became of it."""
         return self._handle
 
-    def moment(self, step: int) -> Moment:
+    def decision_context(self, step: int) -> DecisionContext:
         """What a policy may look at after ``step``."""
         with self._lock:
             stall = sum(self._stalls) / len(self._stalls) if self._stalls else None
             since = time.monotonic() - self._began
-            return Moment(step, since, stall, self._write_seconds(), self._steps.recent(), self._history_now())
+            return DecisionContext(step, since, stall, self._write_seconds(), self._steps.recent(), self._history_now())
 
     def facts(self) -> Facts:
         """This rank's part in an agreement, but for the step entered."""

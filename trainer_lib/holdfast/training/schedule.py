@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from holdfast.policies.saving import Moment, SavePolicy, split
+from holdfast.policies.save_rules import DecisionContext, SavePolicy, split_deterministic
 from holdfast.training.save_requests import POLICY_PREFIX
 from holdfast_contract.sync import SaveRequest
 
@@ -11,19 +11,19 @@ class Schedule:
     """A policy at work in one rank."""
 
     def __init__(self, policy: SavePolicy, process_index: int) -> None:
-        self._exact, self._agreed = split(policy)
+        self._alone, self._agreed = split_deterministic(policy)
         self._leads = process_index == 0
         self._asked = ""  # the id of the request that is open
 
-    def due(self, moment: Moment) -> bool:
+    def due(self, context: DecisionContext) -> bool:
         """Whether every rank finds by itself that this step is to be saved."""
-        return self._exact.due(moment)
+        return self._alone.due(context)
 
-    def ask(self, moment: Moment) -> SaveRequest | None:
+    def ask(self, context: DecisionContext) -> SaveRequest | None:
         """The request to make now, by this process's clock and measurements. One at a time."""
-        if not self._leads or self._asked or not self._agreed.due(moment):
+        if not self._leads or self._asked or not self._agreed.due(context):
             return None
-        self._asked = f"{POLICY_PREFIX}{moment.step}"
+        self._asked = f"{POLICY_PREFIX}{context.step}"
         return SaveRequest(self._asked)
 
     def began(self) -> None:

@@ -10,9 +10,10 @@ from types import TracebackType
 from typing import TYPE_CHECKING, Any, Final, Literal, Self, TypeVar, overload
 
 from holdfast.distributed.world import World
-from holdfast.policies.health import Predicate, with_verdict
-from holdfast.policies.keeping import KeepRule, require_positive
-from holdfast.policies.saving import SavePolicy
+from holdfast.policies.checkpoint_health import Predicate, with_verdict
+from holdfast.policies.field_checks import require_positive
+from holdfast.policies.keep_rules import KeepRule
+from holdfast.policies.save_rules import SavePolicy
 from holdfast.state import data as positions
 from holdfast.state import metadata as notes
 from holdfast.store.settings import require_writer, require_yes_or_no
@@ -229,8 +230,8 @@ class Session:
         self._trainer.steps.add(step, results_of(state, metrics), metrics)
         noted = notes.to_bytes(metadata)
         agreed = runtime.agreement.gate.take_due(step)
-        moment = runtime.saves.moment(step)
-        due = save or keep or step == self._until or runtime.schedule.due(moment)
+        context = runtime.saves.decision_context(step)
+        due = save or keep or step == self._until or runtime.schedule.due(context)
         if step == runtime.saves.last_step:
             return None
         if due or agreed:
@@ -243,7 +244,7 @@ class Session:
             if self._arguments.on_save_error == "raise":
                 raise_failure(before)  # known to all ranks alike, since this save waited for it
             return handle
-        if runtime.saves.in_flight is None and (own := runtime.schedule.ask(moment)) is not None:
+        if runtime.saves.in_flight is None and (own := runtime.schedule.ask(context)) is not None:
             runtime.requests.request(own)
         return None
 

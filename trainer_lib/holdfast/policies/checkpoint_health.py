@@ -1,4 +1,4 @@
-"""Whether a state is worth anything: a word on each checkpoint, said when it is saved and heeded in choosing the best."""
+"""Whether a saved state is healthy: a verdict stored with each checkpoint. An unhealthy one is never the best."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ import math
 from collections.abc import Callable, Mapping
 from typing import Any
 
-from holdfast.policies.metrics import as_floats
+from holdfast.policies.metric_values import as_floats
 from holdfast_contract.manifest import HEALTHY_METRIC
 
 Predicate = Callable[[Mapping[str, float]], bool]
@@ -16,7 +16,7 @@ log = logging.getLogger("holdfast")
 
 
 def finite(*names: str) -> Predicate:
-    """A state is healthy if these metrics are there and finite; without names, if all metrics are."""
+    """A state is healthy if it has these metrics and they are finite. Without names: if all its metrics are finite."""
 
     def predicate(metrics: Mapping[str, float]) -> bool:
         return all(math.isfinite(metrics.get(name, math.nan)) for name in names or metrics)
@@ -25,15 +25,15 @@ def finite(*names: str) -> Predicate:
 
 
 def with_verdict(metrics: Mapping[str, Any], predicate: Predicate | None) -> dict[str, Any]:
-    """The metrics and, if there is a predicate, its verdict on them as one more: 1 or 0.
+    """The metrics and, if there is a predicate, its verdict on them as one more metric: 1 is healthy, 0 is not.
 
-    It is found when it is read, in the background, since metrics may not be computed yet. Raises ValueError if the
-    program has a metric of that name.
+    The predicate runs when the verdict is converted to a float, in the background, since metrics may not be computed
+    yet. Raises ValueError if the program has a metric of that name.
     """
     if predicate is None:
         return dict(metrics)
     if HEALTHY_METRIC in metrics:
-        raise ValueError(f"metrics: found {HEALTHY_METRIC!r}, allowed: any other name, since `healthy` was given")
+        raise ValueError(f"metrics: found {HEALTHY_METRIC!r}, allowed: any other name, because `healthy` is set")
     return {**metrics, HEALTHY_METRIC: _Verdict(predicate, dict(metrics))}
 
 
@@ -44,6 +44,6 @@ class _Verdict:
     def __float__(self) -> float:
         try:
             return float(bool(self._predicate(as_floats(self._metrics))))
-        except Exception:  # the program's own code; it must not cost the checkpoint
+        except Exception:  # the predicate is the program's own code; its errors must not cost the checkpoint
             log.exception("the health predicate failed: the checkpoint counts as unhealthy")
             return 0.0

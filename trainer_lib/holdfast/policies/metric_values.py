@@ -6,11 +6,11 @@ from collections.abc import Mapping
 from typing import Any, Final
 
 REMEMBERED_VALUES: Final = 1024
-"""Of a metric that a rule watches; as many as its window can be."""
+"""How many values of a watched metric are remembered, and how long the window of a rule may be."""
 
 
 def as_floats(metrics: Mapping[str, Any]) -> dict[str, float]:
-    """Metrics as Python floats; waits for them. Raises TypeError naming one that is no single number."""
+    """The metrics as Python floats. Waits until they are computed. Raises TypeError that names the wrong one."""
     values = {}
     for name, value in metrics.items():
         try:
@@ -21,5 +21,5 @@ def as_floats(metrics: Mapping[str, Any]) -> dict[str, float]:
 
 
 def as_finite_floats(metrics: Mapping[str, Any]) -> dict[str, float]:
-    """The metrics that are finite numbers: messages carry no NaN."""
+    """Those of the metrics that are finite, as Python floats; messages must not carry NaN or infinity."""
     return {name: value for name, value in as_floats(metrics).items() if abs(value) < float("inf")}
