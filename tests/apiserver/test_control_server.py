@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import secrets
 import socket
 import ssl
 import threading
@@ -17,7 +16,7 @@ from kubernetes.client import CoreV1Api
 from holdfast_contract import codec, keys
 from holdfast_contract.sync import MAX_BODY_BYTES, PROTOCOL, WAIT_HEADER, Directive, Progress, Report, TrainerPhase
 from localkube.access import ClusterAccess
-from tests.support.cluster.crd_server import connect, install_definition
+from tests.support.cluster.crd_server import connect
 from tests.support.cluster.kubectl import kubectl
 from tests.support.cluster.manifests import training_job
 from tests.support.operator.process import OperatorProcess, fingerprint, self_signed, write_certificate
@@ -25,17 +24,6 @@ from tests.support.operator.tls import new_authority
 from tests.support.polling import until
 
 REPORT = Report(PROTOCOL, 0, "", TrainerPhase.NONE)
-
-
-@pytest.fixture(scope="module")
-def place(cluster: ClusterAccess, core_api: CoreV1Api) -> Iterator[str]:
-    """A namespace for the whole file, with the definition installed."""
-    install_definition(cluster.kubeconfig)
-    name = f"control-{secrets.token_hex(3)}"
-    core_api.create_namespace({"metadata": {"name": name}})
-    until(lambda: core_api.list_namespaced_service_account(name).items, 20, "the default account")
-    yield name
-    core_api.delete_namespace(name)
 
 
 @pytest.fixture(scope="module")

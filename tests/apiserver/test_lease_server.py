@@ -5,7 +5,6 @@ from __future__ import annotations
 import asyncio
 import secrets
 import signal
-from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
@@ -13,7 +12,6 @@ from kubernetes.client import CoreV1Api
 
 from holdfast_contract import keys
 from holdfast_contract.sync import LEADER_HEADER, PROTOCOL, Report, TrainerPhase
-from holdfast_operator.gateway import access
 from holdfast_operator.gateway.errors import Conflict
 from holdfast_operator.gateway.kube import Kube
 from holdfast_operator.lease import Elector, Times
@@ -25,13 +23,6 @@ from tests.support.polling import until, until_async
 
 QUICK = Times(duration_seconds=1.5, renew_deadline_seconds=1.0, retry_seconds=0.1)
 REPORT = Report(PROTOCOL, 0, "", TrainerPhase.NONE)
-
-
-@pytest.fixture
-def kube(cluster: ClusterAccess) -> Iterator[Kube]:
-    kube = Kube(access.load(str(cluster.kubeconfig)))
-    yield kube
-    kube.close()
 
 
 class HeldClock:

@@ -2,7 +2,7 @@
 
 import json
 import os
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 
 import psutil
 import pytest
@@ -12,12 +12,6 @@ from localkube.cli import main
 from localkube.cluster import Cluster
 
 Run = Callable[..., tuple[int, str, str]]
-
-
-@pytest.fixture(scope="module")
-def own() -> Iterator[Cluster]:
-    with Cluster() as cluster:
-        yield cluster
 
 
 @pytest.fixture
