@@ -16,7 +16,7 @@ if TYPE_CHECKING:
 
     from tests.support.operator.tls import Authority
 
-pytest_plugins = ["localkube.pytest_plugin"]
+pytest_plugins = ["localkube.pytest_plugin", "tests.support.measured"]
 
 # Most of these programs run for milliseconds and take LLVM seconds; the older emitters take it less than half as long.
 # Pods get no such thing: the whole loop and the demo run what users run. Set before JAX is imported; child processes

@@ -22,12 +22,12 @@ def test_it_runs_and_tells_every_arm(tmp_path: Path, capsys: pytest.CaptureFixtu
     code = save.main([*SMALL, *ARMS, "--folder", str(tmp_path), "--json", str(tmp_path / "out.json")])
     said = capsys.readouterr().out
     assert code == 0
-    assert "every save was restored by plain Orbax to the bit" in said
+    assert "plain Orbax restored every save to the bit" in said
     found = json.loads((tmp_path / "out.json").read_text())
     assert set(found["found"]) == {*save.GATES, *ARMS[1:]}
     assert all(len(one["lost"]) == 2 for one in found["found"].values())
-    told = found["told"]["ours"]
-    assert [len(told[what]) for what in ("call", "background", "sealing")] == [4, 4, 4], "two pairs in each round"
+    timings = found["timings"]["ours"]
+    assert [len(timings[what]) for what in ("call", "background", "sealing")] == [4, 4, 4], "two pairs in each round"
     assert [path.name for path in tmp_path.iterdir()] == ["out.json"]
 
 
@@ -58,7 +58,7 @@ def test_intervals_hold_the_median_and_ratios_have_a_floor() -> None:
     assert 1.0 <= low < 2.0 < high <= 3.0
     assert bootstrap.ratio([2 * value for value in values], values, 0.1)[0] == pytest.approx(2.0)
     assert bootstrap.ratio(values, [0.0] * 9, 0.5)[0] == pytest.approx(4.0), (
-        "what is not told from nothing is the floor"
+        "a loss below the floor counts as the floor"
     )
 
 

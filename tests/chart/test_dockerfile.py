@@ -47,7 +47,7 @@ def closure(extra: str) -> set[str]:
     packages: dict[str, list[dict[str, Any]]] = {}
     for package in LOCK["package"]:
         packages.setdefault(package["name"], []).append(package)
-    (project,) = packages["holdfast"]
+    (project,) = packages["holdfast-training"]
     waiting = [d["name"] for d in project["optional-dependencies"][extra]]
     seen: set[str] = set()
     while waiting:

@@ -89,7 +89,7 @@ def interrupt(process: subprocess.Popen[str], number: signal.Signals) -> None:
 
 def assert_nothing_left(place: Path, mark: str) -> None:
     until(lambda: not related(str(place), mark), GONE_SECONDS, "no process", seen=lambda: related(str(place), mark))
-    registry = place / f"holdfast-localkube-{os.getuid()}"
+    registry = place / f"localkube-{os.getuid()}"
     until(lambda: {registry}.issuperset(place.rglob("*")), GONE_SECONDS, "no file", seen=lambda: list(place.rglob("*")))
     assert str(place) not in Path("/proc/self/mountinfo").read_text()
 

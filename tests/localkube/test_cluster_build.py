@@ -12,6 +12,7 @@ import pytest
 
 from localkube.build import Recipe, built
 from localkube.errors import BinariesError
+from localkube.paths import CACHE_VARIABLE, cache_root
 from localkube.progress import silent
 from localkube.toolchain import WHEEL_VERSION, find_toolchain
 from tests.support.polling import until
@@ -43,7 +44,7 @@ def module(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     """A Go module of one file, and a cache of the test's own; Go's standard library need not be compiled for each."""
     cache = Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache")
     monkeypatch.setenv("GOCACHE", os.environ.get("GOCACHE") or str(cache / "go-build"))
-    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
+    monkeypatch.setenv(CACHE_VARIABLE, str(tmp_path / "cache"))
     folder = tmp_path / "module"
     folder.mkdir()
     (folder / "go.mod").write_text("module tiny\n\ngo 1.26\n")
@@ -53,6 +54,14 @@ def module(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 
 def tiny(module: Path, greeting: str = "hello") -> Recipe:
     return Recipe("tiny", module, ".", ("-s", f"-X main.greeting={greeting}"), "tiny", links=("other",))
+
+
+def test_the_cache_is_where_the_user_says(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
+    monkeypatch.delenv(CACHE_VARIABLE, raising=False)
+    assert cache_root().parent == tmp_path
+    monkeypatch.setenv(CACHE_VARIABLE, str(tmp_path / "own"))
+    assert cache_root() == tmp_path / "own"
 
 
 def test_a_program_is_built_once_and_again_when_anything_changes(module: Path) -> None:
@@ -74,7 +83,7 @@ def test_a_failed_build_says_why_and_leaves_nothing_half_built(module: Path, tmp
     (module / "main.go").write_text("package main\n\nfunc main() { undefined() }\n")
     with pytest.raises(BinariesError, match="undefined: undefined"):
         built(tiny(module), silent)
-    folders = [path for path in (tmp_path / "cache" / "holdfast" / "bin").iterdir() if path.is_dir()]
+    folders = [path for path in (tmp_path / "cache" / "bin").iterdir() if path.is_dir()]
     assert folders == []
 
 

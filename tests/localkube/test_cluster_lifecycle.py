@@ -17,7 +17,7 @@ from localkube import registry
 from localkube.binaries import ASSETS_VARIABLE, control_plane
 from localkube.cluster import Cluster
 from localkube.components import APISERVER, CONTROLLER_MANAGER, ETCD, SCHEDULER, ClusterOptions, environment
-from localkube.control import Program
+from localkube.control import ProcessSpec
 from localkube.errors import BinariesError, ClusterNameError, LocalkubeError, StartError
 from tests.support.polling import until
 
@@ -47,7 +47,7 @@ def processes_mentioning(*texts: str) -> list[str]:
 def assert_gone(name: str, state: Path) -> None:
     until(lambda: not processes_mentioning(str(state), name), seconds=GONE_SECONDS, what=f"no process of {name}")
     until(lambda: not state.exists(), seconds=GONE_SECONDS, what=f"{state} removed")
-    assert not registry.Entry(name).folder.exists()
+    assert not registry.RegistryEntry(name).folder.exists()
     assert name not in [entry.name for entry in registry.running()]
 
 
@@ -119,7 +119,7 @@ def test_a_component_that_cannot_start_is_an_error_with_its_log_and_leaves_nothi
     with pytest.raises(StartError, match=r"(?s)kube-apiserver ended with 1 .*unknown flag: --no-such-flag"):
         cluster.start()
     assert not processes_mentioning(cluster.name)
-    assert not registry.Entry(cluster.name).folder.exists()
+    assert not registry.RegistryEntry(cluster.name).folder.exists()
 
 
 def test_two_clusters_side_by_side_and_binaries_of_the_users_choice(
@@ -199,7 +199,7 @@ def test_reads_and_writes_of_users_are_in_the_audit_log(own: Cluster) -> None:
 def test_a_node_takes_along_processes_that_left_its_group(own: Cluster) -> None:
     marker = f"86{os.getpid()}"
     script = f"(setsid sleep {marker} &) ; setsid sleep {marker} & exec sleep {marker}"
-    own.control.start(Program("escapist", ["sh", "-c", script], own.layout.logs / "escapist.log", role="node"))
+    own.control.start(ProcessSpec("escapist", ["sh", "-c", script], own.layout.logs / "escapist.log", role="node"))
     until(lambda: processes_mentioning(marker) == [f"sleep {marker}"] * 3, seconds=5, what="the node and its children")
     own.nodes.kill("escapist")
     assert not processes_mentioning(marker)

@@ -10,7 +10,7 @@ from localkube.cluster import Cluster
 from localkube.errors import HelmError
 from localkube.helm_install import Release, install
 from localkube.nodes import NodeOptions
-from localkube.paths import cache_root
+from localkube.paths import CACHE_VARIABLE, cache_root
 
 READY_SECONDS = 30.0
 SHORT_SECONDS = 4.0
@@ -46,7 +46,7 @@ def chart(folder: Path, script: str, image: str = "localkube/host") -> Path:
 
 
 def test_an_installed_chart_is_ready(own: Cluster, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setenv("XDG_CACHE_HOME", str(cache_root().parent))  # where Helm was built
+    monkeypatch.setenv(CACHE_VARIABLE, str(cache_root()))  # where Helm was built
     monkeypatch.setenv("HOME", str(tmp_path / "home"))
     said: list[str] = []
     release = Release("good", chart(tmp_path / "tiny", "sleep 1000"), "good", options=["--set-json=a=1"])

@@ -15,7 +15,7 @@ import psutil
 import pytest
 
 from localkube.cluster import Cluster as RealCluster
-from localkube.node.access import GRANTS
+from localkube.node.grants import GRANTS
 from tests.support.polling import until
 
 Json = dict[str, Any]
@@ -45,7 +45,7 @@ class Cluster:
     def node(self, name: str, *more: str) -> subprocess.Popen[bytes]:
         ready = self.folder / f"{name}.ready"
         ready.unlink(missing_ok=True)
-        words = ["--name", name, "--kubeconfig", str(self.real.node_kubeconfig(name)), "--ready-file", str(ready), "--lease-seconds",
+        words = ["--image", f"team/*={sys.prefix}", "--name", name, "--kubeconfig", str(self.real.node_kubeconfig(name)), "--ready-file", str(ready), "--lease-seconds",
                  "2", "--backoff-seconds", "0.3", "--refresh-seconds", "0.5", "--state-dir", str(self.folder / name)]  # fmt: skip
         with (self.folder / f"{name}.log").open("ab") as log:
             process = subprocess.Popen([sys.executable, "-m", "localkube.node", *words, *more], stdout=log, stderr=log)
@@ -152,7 +152,7 @@ def test_volumes_are_mounted_in_the_pod_and_leave_nothing_on_the_host(space: Nam
         {"apiVersion": "v1", "kind": "ConfigMap", "metadata": {"name": "c"}, "data": {"k": "conf"}},
         {"apiVersion": "v1", "kind": "Secret", "metadata": {"name": "s"}, "stringData": {"k": "sec"}},
     )
-    token = {"serviceAccountToken": {"path": "token", "audience": "holdfast-test", "expirationSeconds": 600}}
+    token = {"serviceAccountToken": {"path": "token", "audience": "localkube-test", "expirationSeconds": 600}}
     label = {"downwardAPI": {"items": [{"path": "n", "fieldRef": {"fieldPath": "metadata.name"}}]}}
     volumes = [
         {"name": "empty", "emptyDir": {}},
@@ -175,7 +175,7 @@ def test_volumes_are_mounted_in_the_pod_and_leave_nothing_on_the_host(space: Nam
     head, token_text = text.rsplit("\n", 1)
     assert head == "confsecvolkept\n"
     review = {"apiVersion": "authentication.k8s.io/v1", "kind": "TokenReview",
-              "spec": {"token": token_text, "audiences": ["holdfast-test"]}}  # fmt: skip
+              "spec": {"token": token_text, "audiences": ["localkube-test"]}}  # fmt: skip
     answer = json.loads(space.run("create", "-o", "json", "-f", "-", stdin=json.dumps(review)))["status"]
     assert answer["authenticated"], answer
     assert answer["user"]["extra"]["authentication.kubernetes.io/pod-name"] == ["vol"]
@@ -208,7 +208,7 @@ def test_the_default_token_opens_the_api_server(space: Namespace) -> None:
         "try: u.urlopen(r, context=ssl.create_default_context(cafile=f+'ca.crt'))\n"
         "except u.HTTPError as e: print(e.read().decode())"
     )
-    space.pod("api", "", image="holdfast/operator:v1", command=["python", "-c", code])
+    space.pod("api", "", image="team/operator:v1", command=["python", "-c", code])
     assert f"system:serviceaccount:{space.name}:default" in space.output("api")
 
 
@@ -294,7 +294,7 @@ def alive(mark: str) -> list[int]:
 
 
 def test_an_unknown_image_and_a_missing_secret_are_visible(space: Namespace) -> None:
-    space.pod("typo", "true", image="holdfst/trainer:1")
+    space.pod("typo", "true", image="taem/trainer:1")
     space.pod("ref", "true", env=[{"name": "X", "valueFrom": {"secretKeyRef": {"name": "no", "key": "k"}}}])
     eventually(lambda: space.state("typo").get("state", {}).get("waiting", {}).get("reason") == "ImagePullBackOff")
     waiting = eventually(lambda: space.state("ref").get("state", {}).get("waiting", {}).get("message"))
@@ -309,9 +309,9 @@ def test_a_volume_does_not_hide_the_image(space: Namespace) -> None:
     above = str(Path(sys.prefix).parent)
     volumes = [{"name": "empty", "emptyDir": {}}]
     mounts = [{"name": "empty", "mountPath": above}]
-    code = "import holdfast_contract, os; print(os.path.isdir('" + above + "'))"
+    code = "import localkube.progress, os; print(os.path.isdir('" + above + "'))"
     spec = {"volumes": volumes}
-    body = {"name": "main", "image": "holdfast/trainer", "command": ["python", "-c", code], "volumeMounts": mounts}
+    body = {"name": "main", "image": "team/trainer", "command": ["python", "-c", code], "volumeMounts": mounts}
     space.pod("p", "", spec=spec | {"containers": [body]})
     assert space.output("p").strip() == "True"
 

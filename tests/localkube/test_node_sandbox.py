@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from localkube.node.containers import Plan, Process, Sandbox
+from localkube.node.containers import ContainerPlan, ContainerProcess, Sandbox
 from localkube.node.program import make_sandbox
 from tests.support.polling import until_async
 
@@ -16,10 +16,10 @@ BURST = 100
 END_SECONDS = 30.0
 
 
-async def start(sandbox: Sandbox, folder: Path, argv: Sequence[str]) -> Process:
-    plan = Plan(argv, {"PATH": "/usr/bin:/bin"}, "/", "test", str(folder / "log"), (),
+async def start(sandbox: Sandbox, folder: Path, argv: Sequence[str]) -> ContainerProcess:
+    plan = ContainerPlan(argv, {"PATH": "/usr/bin:/bin"}, "/", "test", str(folder / "log"), (),
                 read_only_root=False, no_new_privileges=False)  # fmt: skip
-    return await Process.start(sandbox, plan)
+    return await ContainerProcess.start(sandbox, plan)
 
 
 @pytest.mark.parametrize("isolation", ["namespaces", "process"])

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import errno
+import os
 import socket
 
 import pytest
@@ -13,7 +14,8 @@ from tests.support.training.coordinator import coordinator_address
 def test_a_coordinators_port_is_nobody_elses_and_the_coordinator_can_share_it() -> None:
     with coordinator_address() as address:
         host, _, port = address.rpartition(":")
-        with socket.socket() as stranger, pytest.raises(OSError) as refused:
+        in_use = os.strerror(errno.EADDRINUSE)
+        with socket.socket() as stranger, pytest.raises(OSError, match=in_use) as refused:
             stranger.bind((host, int(port)))
         assert refused.value.errno == errno.EADDRINUSE
         with socket.socket() as coordinator:

@@ -3,9 +3,7 @@
 from __future__ import annotations
 
 import os
-import signal
-import subprocess
-import sys
+import queue
 import threading
 from pathlib import Path
 
@@ -18,12 +16,10 @@ from holdfast_agent.channel import address_of
 from holdfast_agent.inspection import INSPECT_SECONDS, Inspector, inspect
 from holdfast_agent.ledger import Ledger
 from holdfast_agent.output import last_lines, write_termination_log
-from holdfast_agent.processes import descendants
 from holdfast_agent.settings import SettingsError, from_environment
 from holdfast_contract import keys
 from holdfast_contract.reasons import Bucket
 from holdfast_contract.sync import Action, Directive, Inspection
-from tests.support.polling import until
 
 GOOD = {
     keys.ENV_CONTROL_URL: "https://holdfast.system.svc:8443",
@@ -161,19 +157,6 @@ def test_the_termination_message_fits_and_is_written_only_where_wanted(tmp_path:
     assert len(text.encode()) <= 4096
 
 
-def test_descendants_are_found_over_sessions_and_names() -> None:
-    name = "a b) (c"
-    code = f"import ctypes, os, time; ctypes.CDLL(None).prctl(15, b'{name}'); print(flush=True); time.sleep(100)"
-    with subprocess.Popen([sys.executable, "-c", code], start_new_session=True, stdout=subprocess.PIPE) as child:
-        assert child.stdout is not None
-        child.stdout.readline()
-        try:
-            assert Path(f"/proc/{child.pid}/comm").read_text().strip() == name
-            assert child.pid in descendants(os.getpid())
-        finally:
-            child.send_signal(signal.SIGKILL)
-
-
 def test_odd_storage_is_named(tmp_path: Path) -> None:
     assert inspect(str(tmp_path), "r").error == ""
     os.mkfifo(tmp_path / "r" / keys.OWNER_FILE)  # opening it to read would block for ever
@@ -184,23 +167,23 @@ def test_odd_storage_is_named(tmp_path: Path) -> None:
 def test_storage_that_does_not_answer_is_said_so_once_and_its_late_answer_counts(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    answers, heard = threading.Event(), list[events.Event]()
+    answers, heard = threading.Event(), queue.Queue[events.Event]()
 
     def hung(path: str, run: str) -> Inspection:
         assert answers.wait(20)
         return inspect(path, run)
 
     monkeypatch.setattr(inspection, "inspect", hung)
-    inspector = Inspector(str(tmp_path), "r", heard.append)
+    inspector = Inspector(str(tmp_path), "r", heard.put)
     inspector.start(1, now=0.0)
     inspector.check(INSPECT_SECONDS - 1)
-    assert not heard
+    assert heard.empty()
     inspector.check(INSPECT_SECONDS)
     inspector.start(1, now=INSPECT_SECONDS)  # the hung one is still there: no second one beside it
     inspector.check(10 * INSPECT_SECONDS)
-    (late,) = heard
+    late = heard.get_nowait()
+    assert heard.empty()
     assert isinstance(late, events.Inspected)
     assert f"{tmp_path}: storage did not answer" in late.inspection.error
     answers.set()
-    until(lambda: len(heard) == 2, 10, "both results", seen=lambda: heard)
-    assert heard[1] == events.Inspected(1, Inspection(0))
+    assert heard.get(timeout=10) == events.Inspected(1, Inspection(0))

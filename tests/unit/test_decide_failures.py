@@ -9,7 +9,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 import holdfast
-from holdfast.training.config import Arguments, look_around
+from holdfast.training.config import SessionArguments, resolve_config
 from holdfast_agent import environment
 from holdfast_agent.settings import from_environment
 from holdfast_contract import keys
@@ -55,7 +55,7 @@ def crash(world: World, code: int = 1) -> None:
 def interval_seconds(directive: Directive) -> float:
     """The interval that a trainer started on this directive keeps, if a save holds its loop for a second."""
     variables = environment.for_trainer(from_environment(["--", "c"], AGENT), AGENT, directive)
-    where = look_around(Arguments(), variables)
+    where = resolve_config(SessionArguments(), variables)
     assert isinstance(where.every, type(holdfast.adaptive(min_seconds=1, max_seconds=2)))
     return where.every.interval_seconds(1.0, 1.0, where.history)
 

@@ -15,7 +15,7 @@ from holdfast.policies.job_rules import JobRules, every_from, keep_from, rules_f
 from holdfast.policies.retention import Kept
 from holdfast.policies.retention import from_spec as rule_from
 from holdfast.policies.saving import Moment, SavePolicy
-from holdfast.training.config import Arguments, look_around
+from holdfast.training.config import SessionArguments, resolve_config
 from holdfast_contract import keys
 from holdfast_contract.api import Checkpoint
 from holdfast_contract.manifest import CheckpointRef
@@ -212,13 +212,13 @@ def test_an_argument_of_the_program_wins_and_that_is_said(caplog: pytest.LogCapt
         keys.ENV_CHECKPOINT_POLICY: policy_of(every={"steps": 5}, keep={"latest": 9}, healthy={"finite": ["loss"]}),
     }
     with caplog.at_level(logging.WARNING):
-        job = look_around(Arguments(), pod)
+        job = resolve_config(SessionArguments(), pod)
     assert not caplog.records
     assert (job.every, job.keep) == (holdfast.every_steps(5), holdfast.keep(latest=9))
     assert job.healthy is not None
     mine = holdfast.finite("norm")
     with caplog.at_level(logging.WARNING):
-        where = look_around(Arguments(every=holdfast.every_steps(7), healthy=mine), pod)
+        where = resolve_config(SessionArguments(every=holdfast.every_steps(7), healthy=mine), pod)
     assert (where.every, where.keep, where.healthy) == (holdfast.every_steps(7), holdfast.keep(latest=9), mine)
     assert "the program's own every, healthy is used" in caplog.text
 

@@ -13,6 +13,7 @@ from holdfast_contract.reasons import Metric
 from holdfast_operator.decide.actions import Count
 from holdfast_operator.gateway.errors import TooManyRequests
 from holdfast_operator.reconcile.queue import WorkQueue
+from tests.support import virtual_time
 
 
 class Counts:
@@ -31,7 +32,7 @@ def play(work: Work, script: Callable[[WorkQueue], Awaitable[None]]) -> Counts:
     counts = Counts()
 
     async def scenario() -> None:
-        queue = WorkQueue(work, counts)
+        queue = WorkQueue(work, counts, clock=virtual_time.now)
         running = asyncio.create_task(queue.run(workers=4))
         try:
             async with asyncio.timeout(10):
@@ -40,7 +41,7 @@ def play(work: Work, script: Callable[[WorkQueue], Awaitable[None]]) -> Counts:
             running.cancel()
             await asyncio.gather(running, return_exceptions=True)
 
-    asyncio.run(scenario())
+    virtual_time.run(scenario())
     return counts
 
 
@@ -100,10 +101,10 @@ def test_the_earlier_of_two_wishes_counts() -> None:
     loop_times: list[float] = []
 
     async def work(_namespace: str, _name: str) -> None:
-        loop_times.append(asyncio.get_running_loop().time())
+        loop_times.append(virtual_time.now())
 
     async def script(queue: WorkQueue) -> None:
-        began = asyncio.get_running_loop().time()
+        began = virtual_time.now()
         queue.add("ns", "a", 60)
         queue.add("ns", "a", 0.02)
         queue.add("ns", "a", 30)
@@ -119,7 +120,7 @@ def test_a_failing_key_backs_off_and_the_others_go_on() -> None:
 
     async def work(_namespace: str, name: str) -> float | None:
         if name == "bad":
-            tries.append(asyncio.get_running_loop().time())
+            tries.append(virtual_time.now())
             raise RuntimeError("no")
         good.append(name)
         return 0.01
@@ -140,7 +141,7 @@ def test_retry_after_is_honoured() -> None:
     tries: list[float] = []
 
     async def work(_namespace: str, _name: str) -> float | None:
-        tries.append(asyncio.get_running_loop().time())
+        tries.append(virtual_time.now())
         error = TooManyRequests("create pods", 429)
         error.retry_after_seconds = 1.2
         raise error

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from dataclasses import dataclass, field, replace
 from typing import Final
 
@@ -20,7 +21,7 @@ _EARLIER_SECONDS: Final = 0.25
 
 @dataclass(frozen=True)
 class Ask:
-    """A save that is wanted. ``deadline`` is on this process's monotonic clock."""
+    """A save that is wanted. ``deadline`` is on this process's monotonic clock; infinite if there is no hurry."""
 
     id: str
     deadline: float
@@ -28,7 +29,8 @@ class Ask:
 
     def request(self, now: float) -> SaveRequest:
         """As it is said to the trainer now."""
-        return SaveRequest(self.id, max(0.0, self.deadline - now), self.stop)
+        left = max(0.0, self.deadline - now)
+        return SaveRequest(self.id, left if math.isfinite(left) else None, self.stop)
 
 
 @dataclass(frozen=True)
@@ -126,7 +128,8 @@ def obey(state: State, directive: Directive, now: float) -> State:
 def _merged(old: Ask | None, request: SaveRequest | None, now: float) -> Ask | None:
     if request is None:
         return None
-    new = Ask(request.id, now + request.seconds_left, request.stop)
+    left = math.inf if request.seconds_left is None else request.seconds_left
+    new = Ask(request.id, now + left, request.stop)
     if old is None or old.id != new.id:
         return new
     earlier = new.deadline < old.deadline - _EARLIER_SECONDS

@@ -112,10 +112,14 @@ class Action(enum.StrEnum):
 
 @dataclass(frozen=True)
 class SaveRequest:
-    """Save before ``seconds_left`` are over. ``stop``: end the trainer once the request is answered."""
+    """Save before ``seconds_left`` are over; None: no hurry. ``stop``: training ends once the request is answered.
+
+    The operator writes it into a directive, the agent passes it to its trainer, and the ranks agree on it. The library
+    makes requests of its own: for SIGTERM, for the program and for the save policy.
+    """
 
     id: str
-    seconds_left: float
+    seconds_left: float | None = None
     stop: bool = False
 
 

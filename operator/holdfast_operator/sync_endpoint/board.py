@@ -62,7 +62,7 @@ class _Published:
     def aged(self, now: float) -> sync.Directive:
         """The directive with what is left of its seconds."""
         save = self.directive.save
-        if save is None:
+        if save is None or save.seconds_left is None:
             return self.directive
         left = max(0.0, save.seconds_left - (now - self.published_monotonic))
         return dataclasses.replace(self.directive, save=dataclasses.replace(save, seconds_left=left))

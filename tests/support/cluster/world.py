@@ -25,8 +25,10 @@ NODES: Final = ("e2e-a", "e2e-b", "e2e-c")
 SYSTEM: Final = "holdfast-system"
 RELEASE: Final = "holdfast"
 NODE_OPTIONS: Final = NodeOptions(
+    images={"holdfast/*": Path(sys.prefix)},
+    entrypoints={"holdfast/operator": "python -m holdfast_operator"},
     # A kubelet waits 10, 20, 40 ... s before it starts a container again; these tests kill the operator often.
-    arguments=("--venv", sys.prefix, "--backoff-seconds", "0.00001")
+    arguments=("--backoff-seconds", "0.00001"),
 )
 HOLDFAST: Final = Release(
     # Other tests may have applied the definition to this cluster already.

@@ -91,7 +91,7 @@ class Steps:
             self._finish_first(results)
 
     def report(self) -> Progress | None:
-        """What the agent is told; None before the loop."""
+        """The progress for the agent; None before the loop."""
         if not self._seen:
             return None
         self.poll()

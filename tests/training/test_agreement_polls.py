@@ -6,13 +6,14 @@ import threading
 
 import pytest
 
-from holdfast.distributed.agreement import Answer, Ask, Decision, Facts
+from holdfast.distributed.agreement import Answer, Decision, Facts
 from holdfast.distributed.agreement_thread import Agreement
 from holdfast.distributed.coordination import LocalCoordination
+from holdfast_contract.sync import SaveRequest
 from tests.support.polling import until
 
 
-class View(LocalCoordination):
+class RankView(LocalCoordination):
     """One rank's view of a store that several ranks of this process share."""
 
     def __init__(self, shared: LocalCoordination, index: int, count: int) -> None:
@@ -26,16 +27,16 @@ class Rank:
     def __init__(self, coordination: LocalCoordination, pause_seconds: float) -> None:
         self.pause_seconds = pause_seconds
         self.decisions: dict[str, Decision] = {}
-        self.saved: dict[str, int] = {}
+        self.saved: set[int] = set()
         self.stop = threading.Event()
-        self.agreement = Agreement(coordination, facts=self.facts, decided=self.decided)
+        self.agreement = Agreement(coordination, facts=self.facts, agreed=self.agreed)
         self._thread = threading.Thread(target=self.train)
 
     def facts(self) -> Facts:
         return Facts(completed=max(0, self.agreement.gate.entered - 1))
 
-    def decided(self, ask: Ask, decision: Decision) -> None:
-        self.decisions[ask.id] = decision
+    def agreed(self, request: SaveRequest, decision: Decision) -> None:
+        self.decisions[request.id] = decision
 
     def start(self) -> None:
         self.agreement.start()
@@ -44,8 +45,8 @@ class Rank:
     def train(self) -> None:
         gate = self.agreement.gate
         while not self.stop.wait(self.pause_seconds) and gate.enter(gate.entered + 1):
-            for ask in gate.take(gate.entered):
-                self.saved[ask.id] = gate.entered
+            if gate.take_due(gate.entered):
+                self.saved.add(gate.entered)
 
     def end(self) -> None:
         self.stop.set()
@@ -56,7 +57,7 @@ class Rank:
 
 def wait_for(ranks: list[Rank], ask_id: str, *, saved: bool) -> None:
     until(
-        lambda: all(ask_id in (r.saved if saved else r.decisions) for r in ranks),
+        lambda: all(ask_id in r.decisions and (not saved or r.decisions[ask_id].step in r.saved) for r in ranks),
         30,
         ask_id,
         seen=lambda: [(r.decisions, r.saved) for r in ranks],
@@ -70,11 +71,11 @@ def wait_for(ranks: list[Rank], ask_id: str, *, saved: bool) -> None:
 )
 def test_however_often_the_loops_come_by_they_save_the_same_step(pauses: tuple[float, float]) -> None:
     shared = LocalCoordination()
-    ranks = [Rank(View(shared, index, 2), pause) for index, pause in enumerate(pauses)]
+    ranks = [Rank(RankView(shared, index, 2), pause) for index, pause in enumerate(pauses)]
     for rank in ranks:
         rank.start()
     for number in range(3):
-        ranks[number % 2].agreement.ask(Ask(f"ask-{number}", 30.0))
+        ranks[number % 2].agreement.ask(SaveRequest(f"ask-{number}", 30.0))
         # A loop that comes by seldom would take long to walk to the step of one that runs ahead: its decision counts.
         wait_for(ranks, f"ask-{number}", saved=False)
         first, second = (rank.decisions[f"ask-{number}"] for rank in ranks)
@@ -84,8 +85,7 @@ def test_however_often_the_loops_come_by_they_save_the_same_step(pauses: tuple[f
         rank.pause_seconds = 0.0
     for number in range(3):
         wait_for(ranks, f"ask-{number}", saved=True)
-        step = ranks[0].decisions[f"ask-{number}"].step
-        assert [rank.saved[f"ask-{number}"] for rank in ranks] == [step, step]
+    assert ranks[0].saved == ranks[1].saved == {d.step for d in ranks[0].decisions.values()}
     for rank in ranks:
         rank.end()
 
@@ -93,10 +93,10 @@ def test_however_often_the_loops_come_by_they_save_the_same_step(pauses: tuple[f
 def test_a_loop_that_comes_by_no_more_does_not_hold_the_decision() -> None:
     """It sits in a collective or waits for data: its background thread speaks for it."""
     shared = LocalCoordination()
-    ranks = [Rank(View(shared, index, 2), pause) for index, pause in enumerate((0.001, 3600.0))]
+    ranks = [Rank(RankView(shared, index, 2), pause) for index, pause in enumerate((0.001, 3600.0))]
     for rank in ranks:
         rank.start()
-    ranks[0].agreement.ask(Ask("a", 30.0))
+    ranks[0].agreement.ask(SaveRequest("a", 30.0))
     wait_for(ranks, "a", saved=False)
     assert ranks[0].decisions == ranks[1].decisions
     for rank in ranks:
@@ -105,9 +105,9 @@ def test_a_loop_that_comes_by_no_more_does_not_hold_the_decision() -> None:
 
 def test_a_process_that_says_nothing_is_named_and_the_others_go_on() -> None:
     shared = LocalCoordination()
-    alone = Rank(View(shared, 0, 2), 0.001)
+    alone = Rank(RankView(shared, 0, 2), 0.001)
     alone.start()
-    alone.agreement.ask(Ask("a", 1.0))
+    alone.agreement.ask(SaveRequest("a", 1.0))
     wait_for([alone], "a", saved=False)
     decision = alone.decisions["a"]
     assert decision.answer is Answer.ABANDONED

@@ -1,6 +1,6 @@
-"""What process nodes need from the API beyond a kubelet's own rights."""
+"""The rights that process nodes need in addition to those of a kubelet."""
 
-from localkube.node.api import Json
+from localkube.node.objects import Json
 
 _ROLE = "localkube:service-endpoints"
 _API = "rbac.authorization.k8s.io"
@@ -20,7 +20,7 @@ GRANTS: tuple[Json, ...] = (
         "subjects": [{"apiGroup": _API, "kind": "Group", "name": "system:nodes"}],
     },
 )
-"""A node finds a Service's ready pods itself, on all nodes, since EndpointSlices cannot hold loopback addresses.
+"""Apply these once per cluster. Without them Service names resolve, but no Service accepts a connection.
 
-Apply these once per cluster; without them Service names resolve on the node, but nothing listens behind them.
+EndpointSlices cannot have loopback addresses, so each node finds the ready pods of a Service itself, on all nodes.
 """

@@ -1,0 +1,15 @@
+"""The age of a process, which the goodput of its start is counted from."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+
+from holdfast.training.goodput import process_age_seconds
+
+
+def test_a_process_knows_its_age() -> None:
+    program = "import time; time.sleep(0.3); from holdfast.training.goodput import process_age_seconds as a; print(a())"
+    result = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=True, timeout=60)
+    assert 0.3 <= float(result.stdout) < 30
+    assert process_age_seconds() > 0
