@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-import time
 from http import HTTPStatus
+from itertools import pairwise
 from pathlib import Path
 
 import pytest
@@ -87,14 +87,21 @@ def test_a_403_that_is_no_directive_is_no_order_to_exit(rig: AgentRig) -> None:
     assert rig.exit_code() == ExitCode.SUPERSEDED
 
 
+def first_of(operator: ScriptedOperator, status: HTTPStatus, count: int) -> list[float]:
+    """When the first requests came that were answered like this."""
+    answered = zip(operator.arrivals, operator.requests, strict=False)  # the last one may be held
+    return [arrival for arrival, (found, _) in answered if found == status][:count]
+
+
 def test_retry_after_is_honoured(rig: AgentRig) -> None:
     rig.start(STEPPING)
     rig.operator.wait_report(lambda r: r.attempt == 0)
     rig.operator.refuse(Refusal(HTTPStatus.TOO_MANY_REQUESTS, b"slower", {"Retry-After": "2"}))
     rig.wait_output("slower")
-    started, asked = time.monotonic(), len(rig.operator.requests)
-    rig.operator.wait(lambda: len(rig.operator.requests) >= asked + 2 or None)
-    assert time.monotonic() - started > 3.0  # two more requests, two seconds each, less what had passed of the first
+    refused = rig.operator.wait(
+        lambda: found if len(found := first_of(rig.operator, HTTPStatus.TOO_MANY_REQUESTS, 3)) == 3 else None
+    )
+    assert all(later - earlier >= 2.0 for earlier, later in pairwise(refused))
     rig.operator.refuse(None)
     rig.run_attempt(1)
     rig.operator.wait_report(lambda r: r.phase is TrainerPhase.RUNNING)

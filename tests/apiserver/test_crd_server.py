@@ -14,30 +14,13 @@ from kubernetes import client
 
 from holdfast_contract import crd, keys
 from tests.support.cluster.bad_manifests import CHANGED, CREATED, Bad
-from tests.support.cluster.crd_server import Jobs, connect, install_definition, refusal
+from tests.support.cluster.crd_server import Jobs, refusal
 from tests.support.cluster.kubectl import KubectlError, kubectl
 from tests.support.cluster.manifests import training_job, with_value, without
 from tests.support.polling import until
 
 ROOT = Path(__file__).parents[2]
 PUBLISHED_WITHIN_SECONDS = 30.0
-
-
-@pytest.fixture(scope="module")
-def kubeconfig(cluster: Any) -> Path:
-    return Path(cluster.kubeconfig)
-
-
-@pytest.fixture(scope="module")
-def established(kubeconfig: Path) -> dict[str, Any]:
-    return install_definition(kubeconfig)
-
-
-@pytest.fixture
-def jobs(kubeconfig: Path, established: dict[str, Any], namespace: str) -> Iterator[Jobs]:
-    assert established
-    with connect(kubeconfig, namespace) as found:
-        yield found
 
 
 def test_definition_is_established_and_structural(established: dict[str, Any]) -> None:

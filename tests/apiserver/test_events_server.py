@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import json
 import re
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -22,27 +22,14 @@ from holdfast_operator.decide.actions import Event
 from holdfast_operator.gateway.errors import Unavailable
 from holdfast_operator.gateway.kube import Kube
 from holdfast_operator.telemetry.events import MAX_NOTE_BYTES, Recorder
-from localkube.access import ClusterAccess
-from tests.support.cluster.crd_server import connect, install_definition
+from tests.support.cluster.crd_server import connect
 from tests.support.cluster.kubectl import kubectl
 from tests.support.cluster.manifests import training_job
-from tests.support.operator.reconcile_rig import Rig, rig
+from tests.support.operator.reconcile_rig import Rig
 
 PERIODIC_SAVES = 12
 BURST = 40
 """More than twelve: up to so many, sorting happens to keep the order of equals."""
-
-
-@pytest.fixture(scope="module")
-def kubeconfig(cluster: ClusterAccess) -> Path:
-    install_definition(cluster.kubeconfig)
-    return cluster.kubeconfig
-
-
-@pytest.fixture
-def play(kubeconfig: Path, namespace: str) -> Iterator[Rig]:
-    with rig(kubeconfig, namespace) as made:
-        yield made
 
 
 @pytest.fixture
@@ -52,13 +39,6 @@ def job(kubeconfig: Path, namespace: str) -> Any:
         return jobs.api.create_namespaced_custom_object(
             keys.API_GROUP, keys.VERSION, namespace, keys.PLURAL, training_job("job", namespace=namespace)
         )
-
-
-@pytest.fixture
-def kube(kubeconfig: Path) -> Iterator[Kube]:
-    made = Kube(configuration(kubeconfig))
-    yield made
-    made.close()
 
 
 def configuration(kubeconfig: Path) -> Any:

@@ -4,14 +4,12 @@ from __future__ import annotations
 
 import json
 import time
-from collections.abc import Iterator
-from pathlib import Path
 from typing import Any
 
 import pytest
 from kubernetes import client
 
-from holdfast_contract import crd, keys
+from holdfast_contract import keys
 from holdfast_contract.manifest import CheckpointRef
 from holdfast_contract.reasons import Condition, Reason, SaveOutcome
 from holdfast_contract.sync import Action, Directive, Inspection
@@ -19,27 +17,7 @@ from holdfast_operator.decide import conditions
 from holdfast_operator.decide.rules import preparation
 from holdfast_operator.gateway.errors import Invalid
 from holdfast_operator.sync_endpoint.board import PodIdentity
-from tests.support.cluster.kubectl import kubectl
-from tests.support.operator.reconcile_rig import CONTROL, Rig, rig
-
-DEFINITION = Path(__file__).parents[2] / crd.TARGETS[0]
-ESTABLISHED_WITHIN_SECONDS = 15.0
-
-
-@pytest.fixture(scope="module")
-def definition(cluster: Any) -> Path:
-    """The kubeconfig of a cluster that serves TrainingJobs."""
-    kubeconfig = Path(cluster.kubeconfig)
-    kubectl(kubeconfig, "apply", "--server-side", "--force-conflicts", "-f", str(DEFINITION))
-    wait = f"--timeout={ESTABLISHED_WITHIN_SECONDS}s"
-    kubectl(kubeconfig, "wait", "--for=condition=Established", wait, f"crd/{keys.CRD_NAME}")
-    return kubeconfig
-
-
-@pytest.fixture
-def play(definition: Path, namespace: str) -> Iterator[Rig]:
-    with rig(definition, namespace) as made:
-        yield made
+from tests.support.operator.reconcile_rig import CONTROL, Rig
 
 
 def training(play: Rig) -> bool:

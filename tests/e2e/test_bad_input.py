@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import time
 from collections.abc import Callable
 from typing import Any
 
@@ -98,11 +97,9 @@ def test_a_stubborn_trainer_and_its_children_end_with_their_attempt_and_their_jo
     until(lambda: len(family(2)) == 3, 30.0, "the next attempt", seen=job.describe)
     assert not [p for p in first if p.is_running()], "what an attempt started does not outlive it"
     assert job.pod_uids() == pods
-    began = time.monotonic()
     job.delete()
     until(lambda: job.get() is None, 2 + DELETION_MARGIN_SECONDS, "the job is gone", seen=job.describe)
     until(lambda: not processes.of_job(uid), DELETION_MARGIN_SECONDS, "no process is left", seen=lambda: family(2))
-    assert time.monotonic() - began < 2 * 2 + DELETION_MARGIN_SECONDS
 
 
 def test_an_end_that_no_other_attempt_could_mend_fails_the_job_at_once(make_job: JobMaker) -> None:

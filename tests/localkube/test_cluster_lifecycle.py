@@ -64,13 +64,6 @@ def owner() -> Iterator[subprocess.Popen[str]]:
         process.kill()
 
 
-@pytest.fixture(scope="module")
-def own() -> Iterator[Cluster]:
-    """A cluster that tests of this file may hurt."""
-    with Cluster() as cluster:
-        yield cluster
-
-
 def test_a_stopped_cluster_leaves_no_process_file_or_open_port(tmp_path: Path) -> None:
     wanted = tmp_path / "state"
     with Cluster(state_dir=wanted) as cluster:

@@ -1,7 +1,6 @@
 """A chart is installed and ready, or the error says what Helm, the pods and their logs say."""
 
 import json
-from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
@@ -17,12 +16,10 @@ READY_SECONDS = 30.0
 SHORT_SECONDS = 4.0
 
 
-@pytest.fixture(scope="module")
-def own() -> Iterator[Cluster]:
-    """A cluster with a node that starts a broken container again at once."""
-    with Cluster() as cluster:
-        cluster.add_node("only", NodeOptions(arguments=["--backoff-seconds", "0.2"]))
-        yield cluster
+@pytest.fixture(scope="module", autouse=True)
+def node(own: Cluster) -> None:
+    """Starts a broken container again at once."""
+    own.add_node("only", NodeOptions(arguments=["--backoff-seconds", "0.2"]))
 
 
 def chart(folder: Path, script: str, image: str = "localkube/host") -> Path:

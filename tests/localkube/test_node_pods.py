@@ -6,7 +6,6 @@ import os
 import signal
 import subprocess
 import sys
-import time
 import uuid
 from collections.abc import Iterator
 from pathlib import Path
@@ -261,23 +260,22 @@ def test_init_containers_run_first_and_one_that_fails_fails_the_pod(space: Names
 def test_sigterm_lets_a_pod_end_by_itself(space: Namespace) -> None:
     log = space.cluster.folder / f"{space.name}.out"
     space.pod("p", f"trap 'echo bye > {log}; exit 0' TERM; echo on; while :; do sleep 0.05; done",
-              spec={"terminationGracePeriodSeconds": 30})  # fmt: skip
+              spec={"terminationGracePeriodSeconds": 3600})  # fmt: skip
     eventually(lambda: space.run("logs", "p", check=False) == "on\n")
-    begin = time.monotonic()
-    space.run("delete", "pod", "p")
-    assert time.monotonic() - begin < 5
+    space.run("delete", "pod", "p")  # returns when the pod is gone
     assert log.read_text() == "bye\n"
 
 
 def test_a_pod_that_ignores_sigterm_is_killed_after_its_grace_with_all_its_children(space: Namespace) -> None:
     mark = f"localkube-{uuid.uuid4().hex}"
-    space.pod("p", f"setsid sh -c 'trap : TERM; while :; do sleep 0.1; done' {mark} & trap : TERM; echo on;"
-                   " while :; do sleep 0.1; done", spec={"terminationGracePeriodSeconds": 1})  # fmt: skip
+    log = space.cluster.folder / f"{space.name}.out"
+    space.pod("p", f"setsid sh -c 'trap : TERM; while :; do sleep 0.1; done' {mark} & trap 'echo asked > {log}' TERM;"
+                   f" echo on; while :; do sleep 0.1; test -e {log} && echo went on >> {log}; done",
+              spec={"terminationGracePeriodSeconds": 1})  # fmt: skip
     eventually(lambda: space.run("logs", "p", check=False) == "on\n")
     assert alive(mark)
-    begin = time.monotonic()
     space.run("delete", "pod", "p")
-    assert 0.9 < time.monotonic() - begin < 6
+    assert log.read_text().startswith("asked\nwent on\n")
     assert not alive(mark)
 
 
@@ -392,15 +390,11 @@ def test_logs_can_be_followed(space: Namespace) -> None:
     assert space.run("logs", "-f", "p") == "1\n2\n3\n"
 
 
-def test_two_pods_have_two_addresses_and_a_pod_starts_quickly(space: Namespace) -> None:
+def test_two_pods_have_two_addresses(space: Namespace) -> None:
     space.pod("a", "sleep 100")
     space.pod("b", "sleep 100")
     first, second = space.ready("a")["status"]["podIP"], space.ready("b")["status"]["podIP"]
     assert first != second
-    begin = time.monotonic()
-    space.pod("c", "sleep 100")
-    space.run("wait", "pod/c", "--for=jsonpath={.status.phase}=Running", "--timeout=10s")
-    assert time.monotonic() - begin < 2  # with two starts of kubectl
 
 
 def test_a_noexecute_taint_evicts(space: Namespace, cluster: Cluster) -> None:

@@ -1,3 +1,5 @@
+"""Where tests of storage save, and who saves with them."""
+
 from __future__ import annotations
 
 from collections.abc import Iterator

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -25,10 +24,7 @@ from tests.support.storage.world import World
 CHECKED = replace(QUICK, check_saves=True)
 
 
-@pytest.fixture(autouse=True)
-def _no_hook() -> Iterator[None]:
-    yield
-    fs.set_fault_hook(None)
+pytestmark = pytest.mark.usefixtures("no_fault_left")
 
 
 def _state(seed: int) -> dict[str, Any]:

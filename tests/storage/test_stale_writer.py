@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
@@ -16,11 +15,7 @@ from holdfast_contract.manifest import CheckpointRef
 from holdfast_contract.runfolder import RunFolder
 from tests.support.storage.states import bits, small_state, store_at
 
-
-@pytest.fixture(autouse=True)
-def _no_hook() -> Iterator[None]:
-    yield
-    fs.set_fault_hook(None)
+pytestmark = pytest.mark.usefixtures("no_fault_left")
 
 
 def operations_of_a_save(root: Path) -> int:

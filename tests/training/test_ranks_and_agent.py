@@ -35,7 +35,7 @@ def test_an_agent_hears_everything_and_may_come_back(tmp_path: Path) -> None:
         assert update.restored is None
         assert update.progress is not None
         assert update.progress.total_steps == 100_000
-        assert 0.005 < (update.progress.step_seconds or 0) < 1.0
+        assert 0.005 < (update.progress.step_seconds or 0) < time.monotonic() - before_start
         assert "loss" in update.progress.metrics
         agent.drop()
         last = completed(agent.updates[-1])

@@ -7,7 +7,6 @@ import errno
 import json
 import math
 import os
-from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -26,10 +25,7 @@ from tests.support.polling import until
 CONFIG = {"model": {"layers": 4, "names": ["a", "ä"]}, "rate": 0.1, "tied": True, "seed": None}
 
 
-@pytest.fixture(autouse=True)
-def _no_hook() -> Iterator[None]:
-    yield
-    fs.set_fault_hook(None)
+pytestmark = pytest.mark.usefixtures("no_fault_left")
 
 
 def full_disk(operation: str, path: Path) -> None:

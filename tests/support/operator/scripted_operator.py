@@ -39,6 +39,7 @@ class ScriptedOperator:
         self.changed = threading.Condition()
         self.reports: list[Report] = []
         self.requests: list[tuple[HTTPStatus, str]] = []  # answered status, token
+        self.arrivals: list[float] = []  # when each request came, on the monotonic clock
         self.tokens = {"first-token"}
         self.refusal: Refusal | None = None
         self.max_body_bytes = MAX_BODY_BYTES
@@ -137,6 +138,7 @@ def _handler(operator: ScriptedOperator, context: ssl.SSLContext) -> type[http.s
             token = self.headers["Authorization"].removeprefix("Bearer ")
             hold = float(self.headers.get(WAIT_HEADER, HOLD_SECONDS))
             with operator.changed:
+                operator.arrivals.append(time.monotonic())
                 said = operator.answer(token, body, hold)
                 operator.requests.append((said.status, token))
                 operator.changed.notify_all()

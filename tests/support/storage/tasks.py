@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import errno
 import os
-import time
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -121,16 +121,16 @@ def save_with_fault(shared: Coordination, root: Path, rank: int, operation: str,
 
 
 def save_with_late_rank(shared: Coordination, root: Path, rank: int) -> Told:
-    """One rank's storage hangs beyond the limit of the save."""
+    """One rank's storage hangs until the save has failed on all others."""
     store = store_at(root, 1, settings=StoreSettings(save_seconds=1.5, claim_seconds=20), shared=shared)
     if shared.process_index == rank:
-        fs.set_fault_hook(_slow("before:sync-file", 4.0))
-    began = time.monotonic()
+        fs.set_fault_hook(_hanging("before:sync-file", lambda: _await_failures(shared)))
     try:
         store.save(1, state_of(1)).result(30)
         return {"error": None}
     except errors.SaveError as error:
-        return {"error": type(error).__name__, "rank": error.rank, "seconds": time.monotonic() - began}
+        shared.create(f"failed/{shared.process_index}", "")
+        return {"error": type(error).__name__, "rank": error.rank}
     finally:
         fs.set_fault_hook(None)
 
@@ -220,15 +220,20 @@ def _fail_once(operation: str, number: int) -> fs.FaultHook:
     return hook
 
 
-def _slow(operation: str, seconds: float) -> fs.FaultHook:
+def _hanging(operation: str, until_then: Callable[[], None]) -> fs.FaultHook:
     armed = [True]
 
     def hook(found: str, path: Path) -> None:
         if armed and found == operation:
             armed.clear()
-            time.sleep(seconds)
+            until_then()
 
     return hook
+
+
+def _await_failures(shared: Coordination) -> None:
+    for other in set(range(shared.process_count)) - {shared.process_index}:
+        shared.get(f"failed/{other}", 30)
 
 
 NO_SPACE = errno.ENOSPC
