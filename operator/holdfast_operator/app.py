@@ -17,29 +17,29 @@ from typing import Any, Final
 from holdfast_contract import keys
 from holdfast_operator import lease
 from holdfast_operator.decide.children import ControlSettings
-from holdfast_operator.gateway import access
-from holdfast_operator.gateway.errors import KubeError, NotFound, TooManyRequests, Unavailable
+from holdfast_operator.gateway import cluster_access
 from holdfast_operator.gateway.kube import Kube
-from holdfast_operator.ports import SystemClock
+from holdfast_operator.gateway.kube_errors import KubeError, NotFound, TooManyRequests, Unavailable
+from holdfast_operator.interfaces import SystemClock
+from holdfast_operator.operator_settings import OperatorSettings
 from holdfast_operator.reconcile.queue import WorkQueue
 from holdfast_operator.reconcile.reconciler import Reconciler
-from holdfast_operator.settings import Settings
-from holdfast_operator.sync_endpoint.authentication import Callers
+from holdfast_operator.sync_endpoint.authentication import PodAuthenticator
 from holdfast_operator.sync_endpoint.board import Board
 from holdfast_operator.sync_endpoint.endpoint import ControlEndpoint
 from holdfast_operator.sync_endpoint.tls import Certificate
-from holdfast_operator.telemetry import logs
-from holdfast_operator.telemetry.events import Recorder
-from holdfast_operator.telemetry.health import Health
-from holdfast_operator.telemetry.metrics import OperatorMetrics
+from holdfast_operator.telemetry import json_logs
+from holdfast_operator.telemetry.event_recorder import EventRecorder
+from holdfast_operator.telemetry.health_server import HealthServer
+from holdfast_operator.telemetry.prometheus_metrics import OperatorMetrics
 from holdfast_operator.watch import kopf_watch as watch
-from holdfast_operator.watch.cache import Hints
+from holdfast_operator.watch.cache import WatchCache
 
 RESYNC_SECONDS: Final = 30.0
 WATCH_SILENCE_SECONDS: Final = 120.0
 """How long the watch may be silent about a change that a live list shows: two of its own restarts."""
 STOP_SECONDS: Final = 10.0
-DEFINITION_SECONDS: Final = 30.0
+CRD_SECONDS: Final = 30.0
 """How long an API server may need until it can be asked for jobs: its storage of a new definition takes a moment."""
 RETRY_SECONDS: Final = 0.5
 
@@ -51,27 +51,27 @@ class Operator:
 
     def __init__(
         self,
-        settings: Settings,
+        settings: OperatorSettings,
         *,
         kubeconfig: str | None,
-        times: lease.Times | None = None,
+        times: lease.ElectionTimes | None = None,
         watch_silence_seconds: float = WATCH_SILENCE_SECONDS,
     ) -> None:
         self._settings, self._times = settings, times
-        self._kube = Kube(access.load(kubeconfig))
+        self._kube = Kube(cluster_access.load(kubeconfig))
         self._certificate = Certificate(settings.tls_dir)
-        self._hints = Hints()
-        self._metrics = OperatorMetrics(self._hints.jobs)
+        self._cache = WatchCache()
+        self._metrics = OperatorMetrics(self._cache.jobs)
         self._board = Board(self._wake)
-        self._recorder = Recorder(self._kube, settings.pod_name)
+        self._recorder = EventRecorder(self._kube, settings.pod_name)
         self._audit = watch.WatchAudit(watch_silence_seconds)
-        self._watch = watch.Watch(kubeconfig, settings.watch_namespace, self._told)
-        self._health = Health(problems=self._audit.problems, ready=self._is_ready)
+        self._watch = watch.KopfWatch(kubeconfig, settings.watch_namespace, self._on_watch_event)
+        self._health = HealthServer(problems=self._audit.problems, ready=self._is_ready)
         self._control = ControlEndpoint(
-            board=self._board, callers=Callers(self._kube), leadership=self, metrics=self._metrics
+            board=self._board, authenticator=PodAuthenticator(self._kube), leadership=self, metrics=self._metrics
         )
         self._reconciler = self._make_reconciler()
-        self._elector: lease.Elector | None = None
+        self._elector: lease.LeaderElector | None = None
         self._queue: WorkQueue | None = None
         self._term: asyncio.Task[None] | None = None
         self._loop: asyncio.AbstractEventLoop | None = None
@@ -94,7 +94,7 @@ class Operator:
         stop = asyncio.Event()
         for number in (signal.SIGTERM, signal.SIGINT):
             self._loop.add_signal_handler(number, stop.set)
-        await self._demand_definition()
+        await self._require_crd()
         elector = await self._listen()
         self._watch.start()
         parts: dict[str, Coroutine[Any, Any, Any]] = {
@@ -103,7 +103,7 @@ class Operator:
             "events": self._recorder.run(),
             "heartbeat": self._health.beat(),
             "certificate": self._certificate.follow(self._take_certificate),
-            "resync": self._resync_for_ever(),
+            "resync": self._resync_forever(),
         }
         tasks = [asyncio.create_task(part, name=name) for name, part in parts.items()]
         stopped = asyncio.create_task(stop.wait(), name="signal")
@@ -137,20 +137,20 @@ class Operator:
         self._health.stop()
         self._kube.close()
 
-    async def _demand_definition(self) -> None:
+    async def _require_crd(self) -> None:
         """Without the definition of TrainingJob there is nothing to do; whoever starts us tries again."""
         with contextlib.suppress(TimeoutError):
-            async with asyncio.timeout(DEFINITION_SECONDS):
+            async with asyncio.timeout(CRD_SECONDS):
                 while True:
-                    if await self._has_definition():
+                    if await self._crd_is_served():
                         return
                     await asyncio.sleep(RETRY_SECONDS)
-        raise RuntimeError(f"{keys.PLURAL}: the API server could not list them within {DEFINITION_SECONDS:.0f} s")
+        raise RuntimeError(f"{keys.PLURAL}: the API server could not list them within {CRD_SECONDS:.0f} s")
 
-    async def _has_definition(self) -> bool:
+    async def _crd_is_served(self) -> bool:
         """Whether jobs can be listed now. Raises RuntimeError if they never can be."""
         try:
-            self._hints.replace_jobs(await self._kube.list_jobs(self._settings.watch_namespace))
+            self._cache.replace_jobs(await self._kube.list_jobs(self._settings.watch_namespace))
         except NotFound:
             raise RuntimeError(f"{keys.CRD_NAME}: found no such definition, allowed: installed before us") from None
         except (TooManyRequests, Unavailable) as error:
@@ -158,13 +158,13 @@ class Operator:
             return False
         return True
 
-    async def _listen(self) -> lease.Elector:
+    async def _listen(self) -> lease.LeaderElector:
         settings, host = self._settings, self._settings.bind_address
         self.ports["control"] = await self._control.start(host, settings.control_port, self._certificate.context)
         self.ports["health"] = self._health.start(host, settings.health_port)
         self.ports["metrics"], _ = self._metrics.serve(host, settings.metrics_port)
         me = lease.identity(settings.pod_name, settings.pod_ip, self.ports["control"])
-        self._elector = lease.Elector(
+        self._elector = lease.LeaderElector(
             self._kube,
             namespace=settings.namespace,
             name=settings.lease_name,
@@ -200,7 +200,7 @@ class Operator:
     async def _work(self, namespace: str, name: str) -> float | None:
         if not self.leading:
             return None
-        with logs.about(namespace, name, self._hints.attempt(namespace, name)):
+        with json_logs.job_context(namespace, name, self._cache.attempt(namespace, name)):
             return await self._reconciler.reconcile(namespace, name)
 
     def _wake(self, namespace: str, name: str) -> None:
@@ -224,33 +224,33 @@ class Operator:
 
     # What has changed
 
-    def _told(self, resource: str, event: str, item: Mapping[str, Any]) -> None:
+    def _on_watch_event(self, resource: str, event: str, item: Mapping[str, Any]) -> None:
         """From the watch's thread."""
-        self._audit.told(resource, event, item)
+        self._audit.delivered(resource, event, item)
         self._metrics.saw_event(resource)
         if self._loop is not None:
-            self._loop.call_soon_threadsafe(self._hear, resource, event, item)
+            self._loop.call_soon_threadsafe(self._apply_watch_event, resource, event, item)
 
-    def _hear(self, resource: str, event: str, item: Mapping[str, Any]) -> None:
-        see = {watch.JOBS: self._hints.job, watch.PODS: self._hints.pod, watch.NODES: self._hints.node}[resource]
+    def _apply_watch_event(self, resource: str, event: str, item: Mapping[str, Any]) -> None:
+        see = {watch.JOBS: self._cache.job, watch.PODS: self._cache.pod, watch.NODES: self._cache.node}[resource]
         for key in see(event, item):
             self._wake(*key)
 
-    async def _resync_for_ever(self) -> None:
+    async def _resync_forever(self) -> None:
         """Every job at least so often, whatever the watch tells; and whether the watch tells everything."""
         while True:
             self._resync.clear()
             try:
-                await self._look_at_everything()
+                await self._resync_once()
             except KubeError as error:
                 log.warning("resync: %s", error)
             with contextlib.suppress(TimeoutError):
                 async with asyncio.timeout(RESYNC_SECONDS):
                     await self._resync.wait()
 
-    async def _look_at_everything(self) -> None:
+    async def _resync_once(self) -> None:
         jobs = await self._kube.list_jobs(self._settings.watch_namespace)
-        self._hints.replace_jobs(jobs)
+        self._cache.replace_jobs(jobs)
         for job in jobs:
             self._wake(job["metadata"]["namespace"], job["metadata"]["name"])
         versions = {job["metadata"]["uid"]: job["metadata"]["resourceVersion"] for job in jobs}
@@ -260,5 +260,5 @@ class Operator:
         self._audit.listed(watch.NODES, await self._kube.node_versions())
 
 
-async def _ended(watched: watch.Watch) -> None:
+async def _ended(watched: watch.KopfWatch) -> None:
     await asyncio.wrap_future(watched.ended)

@@ -18,8 +18,8 @@ from datetime import UTC, datetime
 from typing import Any, Final
 
 from holdfast_contract import keys
-from holdfast_operator.gateway.errors import AlreadyExists, Conflict, KubeError
 from holdfast_operator.gateway.kube import Json, Kube
+from holdfast_operator.gateway.kube_errors import AlreadyExists, Conflict, KubeError
 
 log = logging.getLogger(__name__)
 
@@ -27,7 +27,7 @@ RELEASE_SECONDS: Final = 5.0
 
 
 @dataclass(frozen=True)
-class Times:
+class ElectionTimes:
     """The three times of an election, in seconds: duration > renew deadline > retry."""
 
     duration_seconds: float = 15.0
@@ -45,7 +45,7 @@ def address_of(holder: str) -> str:
     return holder.partition("@")[2]
 
 
-class Elector:
+class LeaderElector:
     """Takes, renews and releases one Lease.
 
     ``on_change`` is called on the loop with True when this replica begins to lead and False when it no longer does.
@@ -59,16 +59,16 @@ class Elector:
         name: str,
         me: str,
         on_change: Callable[[bool], None],
-        times: Times | None = None,
+        times: ElectionTimes | None = None,
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
         self._kube, self._namespace, self._name, self._me = kube, namespace, name, me
-        self._on_change, self._times, self._clock = on_change, times or Times(), clock
+        self._on_change, self._times, self._clock = on_change, times or ElectionTimes(), clock
         self._lease: Json | None = None
-        self._seen: dict[str, Any] | None = None
-        self._seen_at = 0.0
+        self._record: dict[str, Any] | None = None
+        self._record_changed_at = 0.0
         self._renewed_at: float | None = None  # None: not leading
-        self._spoken = False
+        self._answered = False
 
     @property
     def leading(self) -> bool:
@@ -81,12 +81,12 @@ class Elector:
     @property
     def consulted(self) -> bool:
         """Whether the API server has answered about the Lease at least once."""
-        return self._spoken
+        return self._answered
 
     @property
     def leader_address(self) -> str:
         """host:port of the replica that the record names, if its record is not known to be stale; else ""."""
-        holder = str((self._seen or {}).get("holderIdentity") or "")
+        holder = str((self._record or {}).get("holderIdentity") or "")
         if not holder or holder == self._me or self._is_stale():
             return ""
         return address_of(holder)
@@ -121,7 +121,7 @@ class Elector:
         except (KubeError, TimeoutError) as error:
             log.warning("lease %s/%s: %s: %s", self._namespace, self._name, type(error).__name__, error)
             return
-        self._spoken = True
+        self._answered = True
         if held:
             first, self._renewed_at = self._renewed_at is None, began
             if first:
@@ -189,12 +189,12 @@ class Elector:
     def _remember(self, lease: Json) -> None:
         lease.setdefault("spec", {})
         self._lease = lease
-        if lease["spec"] != self._seen:
-            self._seen, self._seen_at = lease["spec"], self._clock()
+        if lease["spec"] != self._record:
+            self._record, self._record_changed_at = lease["spec"], self._clock()
 
     def _is_stale(self) -> bool:
-        duration = float((self._seen or {}).get("leaseDurationSeconds") or self._times.duration_seconds)
-        return self._clock() >= self._seen_at + duration
+        duration = float((self._record or {}).get("leaseDurationSeconds") or self._times.duration_seconds)
+        return self._clock() >= self._record_changed_at + duration
 
 
 def _now() -> str:

@@ -14,22 +14,22 @@ from kubernetes.client import CoreV1Api
 
 from holdfast_contract import keys
 from holdfast_contract.sync import LEADER_HEADER, PROTOCOL, Report, TrainerPhase
-from holdfast_operator.gateway import access
-from holdfast_operator.gateway.errors import Conflict
+from holdfast_operator.gateway import cluster_access
 from holdfast_operator.gateway.kube import Kube
-from holdfast_operator.lease import Elector, Times
+from holdfast_operator.gateway.kube_errors import Conflict
+from holdfast_operator.lease import ElectionTimes, LeaderElector
 from localkube.access import ClusterAccess
 from tests.support.crd_server import connect, install_definition
 from tests.support.manifests import training_job
 from tests.support.operator_process import OperatorProcess, until
 
-QUICK = Times(duration_seconds=1.5, renew_deadline_seconds=1.0, retry_seconds=0.1)
+QUICK = ElectionTimes(duration_seconds=1.5, renew_deadline_seconds=1.0, retry_seconds=0.1)
 REPORT = Report(PROTOCOL, 0, "", TrainerPhase.NONE)
 
 
 @pytest.fixture
 def kube(cluster: ClusterAccess) -> Iterator[Kube]:
-    kube = Kube(access.load(str(cluster.kubeconfig)))
+    kube = Kube(cluster_access.load(str(cluster.kubeconfig)))
     yield kube
     kube.close()
 
@@ -39,7 +39,7 @@ class Replica:
 
     def __init__(self, kube: Kube, namespace: str, name: str) -> None:
         self.changes: list[bool] = []
-        self.elector = Elector(
+        self.elector = LeaderElector(
             kube,
             namespace=namespace,
             name="lease",

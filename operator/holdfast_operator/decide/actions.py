@@ -1,4 +1,4 @@
-"""What a decision can ask for: the vocabulary of a Plan."""
+"""What a decision can ask for: the vocabulary of a JobPlan."""
 
 from __future__ import annotations
 
@@ -80,7 +80,7 @@ class Wait:
 
 
 @dataclass(frozen=True)
-class Plan:
+class JobPlan:
     """The result of a decision.
 
     A plan either stores a decision (no ``actions``; ``directives`` None, which leaves the published ones; the next pass

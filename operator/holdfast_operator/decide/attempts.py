@@ -10,7 +10,7 @@ from typing import Final
 
 from holdfast_contract.api import AttemptEnd, Strategy, TrainingJobStatus, Transition
 from holdfast_contract.reasons import Cause, Metric, Reason
-from holdfast_operator.decide import failures, goodput, progress, storage
+from holdfast_operator.decide import failure_history, job_goodput, run_inspection, step_progress
 from holdfast_operator.decide.actions import Count, Event, StatusDecision
 from holdfast_operator.decide.causes import End
 from holdfast_operator.decide.members import JobView
@@ -31,15 +31,15 @@ def finish(view: JobView, cause: Cause, *, message: str, end: End | None = None)
         last_lines=end.last_lines[-8192:] if end is not None else "",
     )
     lost = lost_steps(view)
-    status = goodput.charge_rework(view, lost)
-    counted = failures.after(status, cause, lost_steps=lost)
+    status = job_goodput.charge_rework(view, lost)
+    counted = failure_history.after_end(status, cause, lost_steps=lost)
     return status.model_copy(update={"last_end": record, "end_seen_at": None, "save": None, "failures": counted})
 
 
 def lost_steps(view: JobView) -> int:
     """Steps of the active attempt that are not in any committed checkpoint."""
     newest = view.status.checkpoint.newest
-    return max(0, progress.reached(view) - (newest.step if newest is not None else 0))
+    return max(0, step_progress.reached(view) - (newest.step if newest is not None else 0))
 
 
 def restart(
@@ -102,11 +102,11 @@ def begin_if_ready(view: JobView, status: TrainingJobStatus) -> StatusDecision |
     if backoff_left_seconds(view, status) > 0:
         return None
     newest = status.checkpoint.newest
-    if storage.must_be_looked_into(view.under(status)):
-        found = storage.inspection_of(view.under(status))
+    if run_inspection.inspection_is_needed(view.under(status)):
+        found = run_inspection.inspection_of(view.under(status))
         if found is None:
             return None
-        newest = storage.newest(view, status, found)
+        newest = run_inspection.newest_checkpoint(view, status, found)
     claimed = view.status.progress is not None and view.status.progress.attempt >= (status.take_over_attempt or 0)
     takes_over = status.take_over_attempt is not None and not claimed
     begun = status.model_copy(
@@ -115,7 +115,7 @@ def begin_if_ready(view: JobView, status: TrainingJobStatus) -> StatusDecision |
             "take_over_attempt": transition.attempt if takes_over else status.take_over_attempt,
             "transition": None,
             "end_seen_at": None,
-            "failures": failures.at_begin(status),
+            "failures": failure_history.at_attempt_start(status),
             "checkpoint": status.checkpoint.model_copy(update={"newest": newest, "pinned": newest, "restored": None}),
         }
     )

@@ -7,7 +7,7 @@ from collections.abc import Mapping
 from holdfast_contract import keys
 from holdfast_contract.reasons import Condition
 from holdfast_contract.sync import Action, Directive, SaveRequest
-from holdfast_operator.decide import conditions, failures, saves, storage
+from holdfast_operator.decide import conditions, failure_history, requested_saves, run_inspection
 from holdfast_operator.decide.facts import PodFact
 from holdfast_operator.decide.members import JobView
 
@@ -39,7 +39,7 @@ def _how_it_ended(view: JobView) -> str:
 
 def _prepare(view: JobView, index: int) -> Directive:
     """Between attempts everybody waits. Where only storage can tell what there is, worker 0 looks into it."""
-    looks = not view.preparing or storage.must_be_looked_into(view)
+    looks = not view.preparing or run_inspection.inspection_is_needed(view)
     return Directive(Action.INSPECT if looks and index == 0 else Action.WAIT, view.status.attempt)
 
 
@@ -58,10 +58,10 @@ def _run(view: JobView) -> Directive | None:
         Action.RUN,
         status.active_attempt,
         coordinator=coordinator(leader, status.active_attempt),
-        pin=saves.ref(pinned) if pinned is not None else None,
+        pin=requested_saves.to_checkpoint_ref(pinned) if pinned is not None else None,
         take_over=status.take_over_attempt == status.active_attempt,
         save=save,
-        history=failures.history(status),
+        history=failure_history.history(status),
     )
 
 

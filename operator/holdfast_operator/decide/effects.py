@@ -7,8 +7,8 @@ from typing import Final
 
 from holdfast_contract.api import TrainingJobStatus
 from holdfast_contract.reasons import Condition
-from holdfast_operator.decide import attempts, conditions, ending, goodput, notices, replacement
-from holdfast_operator.decide.actions import Action, CreatePod, DeleteJob, DeletePod, Finalizer, Plan, StatusDecision
+from holdfast_operator.decide import attempts, conditions, ending, job_goodput, notices, replacement
+from holdfast_operator.decide.actions import Action, CreatePod, DeleteJob, DeletePod, Finalizer, JobPlan, StatusDecision
 from holdfast_operator.decide.directives import directives
 from holdfast_operator.decide.members import JobView, node_in_doubt
 from holdfast_operator.decide.rules import deletion, preparation
@@ -25,7 +25,7 @@ EXIT_SECONDS: Final = 60.0
 """How long the pods of a finished job may take to end by themselves."""
 
 
-def plan_effects(view: JobView, reported: StatusDecision, wait_seconds: float | None) -> Plan:
+def plan_effects(view: JobView, reported: StatusDecision, wait_seconds: float | None) -> JobPlan:
     """A plan that changes nothing but the world, and the status only by what was observed.
 
     ``wait_seconds``: the longest wait that the deciding rule wants; None if no rule decided.
@@ -33,7 +33,7 @@ def plan_effects(view: JobView, reported: StatusDecision, wait_seconds: float | 
     status, write = _status(view, reported.status)
     timers = () if conditions.finished(view.status) else _timers(view)
     latest = RESYNC_SECONDS if wait_seconds is None else wait_seconds
-    return Plan(
+    return JobPlan(
         status=status,
         actions=tuple(_actions(view)),
         directives=directives(view),
@@ -49,13 +49,13 @@ def _status(view: JobView, reported: TrainingJobStatus) -> tuple[TrainingJobStat
     fresh = conditions.derive(view, reported)
     known = stored.progress.observed_at if stored.progress is not None else None
     due = known is None or (view.now - known).total_seconds() >= PROGRESS_SECONDS
-    accounted = stored.goodput.accounted_until or goodput.begun(view)
+    accounted = stored.goodput.accounted_until or job_goodput.begun(view)
     overdue = view.workers and (view.now - accounted).total_seconds() >= RESYNC_SECONDS
     stepped = _progress(fresh) != _progress(stored)
     busy = bool(fresh.workers.training) and overdue
     if _meaning(fresh) == _meaning(stored) and not (due and stepped) and not busy:
         return stored, False
-    return goodput.account(view, fresh), True
+    return job_goodput.account(view, fresh), True
 
 
 def _progress(status: TrainingJobStatus) -> object:
@@ -114,7 +114,7 @@ def _actions(view: JobView) -> Iterator[Action]:
 
 def _release(view: JobView) -> Iterator[Action]:
     """Let a deleted job go: its pods first, so that they end even where no garbage collector runs."""
-    if deletion.released(view):
+    if deletion.may_release(view):
         yield from (DeletePod(p.name, p.uid) for p in view.observed.pods if not p.terminating)
         if view.job.has_finalizer:
             yield Finalizer.REMOVE

@@ -6,7 +6,7 @@ from typing import Final
 
 from holdfast_contract.api import TrainingJobStatus
 from holdfast_contract.reasons import Bucket, Condition, Reason
-from holdfast_operator.decide import conditions, goodput
+from holdfast_operator.decide import conditions, job_goodput
 from holdfast_operator.decide.actions import Event, StatusDecision
 from holdfast_operator.decide.members import JobView
 
@@ -45,8 +45,8 @@ def ttl_left_seconds(view: JobView) -> float | None:
 
 def active_seconds(view: JobView) -> float:
     """The job's age without the time in which it was suspended."""
-    suspended = goodput.milliseconds(view.status).get(Bucket.SUSPENDED.value, 0) / 1000
+    suspended = job_goodput.milliseconds(view.status).get(Bucket.SUSPENDED.value, 0) / 1000
     until = view.status.goodput.accounted_until
     if conditions.holds(view.status, Condition.SUSPENDED) and until is not None:
         suspended += (view.now - until).total_seconds()
-    return (view.now - goodput.begun(view)).total_seconds() - suspended
+    return (view.now - job_goodput.begun(view)).total_seconds() - suspended

@@ -6,7 +6,7 @@ from datetime import datetime
 
 from holdfast_contract.api import NoticeStatus, PreemptionStatus, TrainingJobStatus
 from holdfast_contract.reasons import Cause, Metric, Reason, SaveOutcome
-from holdfast_operator.decide import progress
+from holdfast_operator.decide import step_progress
 from holdfast_operator.decide.actions import Count, Event, StatusDecision
 from holdfast_operator.decide.causes import End
 from holdfast_operator.decide.members import JobView
@@ -31,7 +31,7 @@ def close_by_end(view: JobView, status: TrainingJobStatus, cause: Cause, end: En
         source = f"pod {pod.disruption or 'SIGTERM'}"
         notice = NoticeStatus(node=pod.node, source=source, deadline=view.now, noticed_at=view.now)
         record = PreemptionStatus(notice=notice)
-    newest, step = status.checkpoint.newest, progress.reached(view)
+    newest, step = status.checkpoint.newest, step_progress.reached(view)
     saved = newest is not None and newest.attempt == view.status.active_attempt and newest.step >= step
     outcome = SaveOutcome.COMMITTED if saved else SaveOutcome.FAILED
     reason = "" if saved else "a worker ended before a save was committed"

@@ -13,7 +13,7 @@ from typing import Final
 
 from holdfast_contract.api import TrainingJobStatus, Transition
 from holdfast_contract.reasons import Cause, Metric, Reason, SaveOutcome
-from holdfast_operator.decide import attempts, preemption_record, progress, saves
+from holdfast_operator.decide import attempts, preemption_record, requested_saves, step_progress
 from holdfast_operator.decide.actions import Count, Event, StatusDecision
 from holdfast_operator.decide.facts import PodFact
 from holdfast_operator.decide.members import JobView
@@ -37,13 +37,13 @@ def replace_workers(view: JobView, standing: Sequence[Notice]) -> StatusDecision
         return _prepare(view, binding) if binding and replacement_due_seconds(view, binding) <= 0 else None
     doomed = {i for n in binding for i in n.workers}
     if not doomed <= set(transition.workers):
-        return _widen(view, transition, binding)
+        return _add_workers(view, transition, binding)
     broken = [w.index for w in view.workers if w.incoming is not None and not view.usable(w.incoming)]
     if broken:
         return attempts.renumber(view, broken)
     save = view.status.save
     if save is not None:
-        verdict = saves.judge(view, save)
+        verdict = requested_saves.judge(view, save)
         if verdict is None:
             return None
         return _switch(view, f"saved step {verdict.step}" if verdict.good else f"not saved: {verdict.reason}")
@@ -88,7 +88,7 @@ def _prepare(view: JobView, binding: Sequence[Notice]) -> StatusDecision:
     return StatusDecision(status.model_copy(update={"attempt": number, "transition": transition}), (event,))
 
 
-def _widen(view: JobView, transition: Transition, binding: Sequence[Notice]) -> StatusDecision:
+def _add_workers(view: JobView, transition: Transition, binding: Sequence[Notice]) -> StatusDecision:
     """A further notice dooms further workers: they move in the same switch."""
     wider = transition.model_copy(
         update={
@@ -111,14 +111,14 @@ def _ready(view: JobView, pod: PodFact | None) -> bool:
 
 def _last_save(view: JobView, transition: Transition) -> StatusDecision:
     """Save what was trained since the notice and stop there, so that the switch loses no step."""
-    fresh = progress.is_saved(view)
+    fresh = step_progress.is_saved(view)
     deadline = view.now + timedelta(seconds=SWITCH_SAVE_SECONDS)
     if transition.deadline is not None:
-        deadline = min(deadline, transition.deadline - timedelta(seconds=saves.LATE_ANSWER_SECONDS))
+        deadline = min(deadline, transition.deadline - timedelta(seconds=requested_saves.LATE_ANSWER_SECONDS))
     left = (deadline - view.now).total_seconds()
     if fresh or left < SHORTEST_SAVE_SECONDS or next(view.training(), None) is None:
         return _switch(view, "nothing to save" if fresh else "no time to save")
-    return StatusDecision(saves.ask(view, "Switch", deadline))
+    return StatusDecision(requested_saves.request_save(view, "Switch", deadline))
 
 
 def _switch(view: JobView, outcome: str) -> StatusDecision:
@@ -134,7 +134,7 @@ def _switch(view: JobView, outcome: str) -> StatusDecision:
     return StatusDecision(decision.status, (Event(Reason.WORKER_MOVED, message), *decision.events), decision.counts)
 
 
-def call_off(view: JobView) -> StatusDecision:
+def cancel_replacement(view: JobView) -> StatusDecision:
     """All notices are gone: the save stays, the transition is called off, training was never interrupted."""
     record = view.status.preemption
     pending = record is not None and record.outcome is SaveOutcome.PENDING

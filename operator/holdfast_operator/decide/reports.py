@@ -9,7 +9,7 @@ from holdfast_contract.api_status import MAX_REJECTED
 from holdfast_contract.manifest import CheckpointRef
 from holdfast_contract.reasons import Condition, Metric, Reason
 from holdfast_contract.sync import Progress, TrainerPhase
-from holdfast_operator.decide import conditions, saves
+from holdfast_operator.decide import conditions, requested_saves
 from holdfast_operator.decide.actions import Count, Event, StatusDecision
 from holdfast_operator.decide.members import JobView
 
@@ -127,7 +127,11 @@ def _restored(view: JobView) -> CheckpointPoint | None:
         told, active = last.report.restored, view.status.active_attempt
         if last.report.attempt == active and told is not None and told.attempt <= active:
             pinned = view.status.checkpoint.pinned
-            return pinned if pinned is not None and saves.ref(pinned) == told else saves.point(told)
+            return (
+                pinned
+                if pinned is not None and requested_saves.to_checkpoint_ref(pinned) == told
+                else requested_saves.to_status_point(told)
+            )
     return None
 
 
@@ -139,6 +143,10 @@ def _newest(view: JobView, restored: CheckpointPoint | None, rejected: set[tuple
         for _, h in view.reporting()
         if h.report.newest is not None and h.report.newest.attempt <= view.status.active_attempt
     ]
-    fresh = [saves.point(ref, view.now) for ref in told if ref not in [saves.ref(p) for p in known]]
+    fresh = [
+        requested_saves.to_status_point(ref, view.now)
+        for ref in told
+        if ref not in [requested_saves.to_checkpoint_ref(p) for p in known]
+    ]
     valid = [p for p in (*known, *fresh) if _key(p) not in rejected]
     return max(valid, key=_key, default=None)

@@ -6,7 +6,7 @@ from datetime import timedelta
 from typing import Final
 
 from holdfast_contract.reasons import Reason
-from holdfast_operator.decide import saves
+from holdfast_operator.decide import requested_saves
 from holdfast_operator.decide.actions import Event, StatusDecision
 from holdfast_operator.decide.members import JobView
 
@@ -20,17 +20,17 @@ def grace_seconds(view: JobView) -> int:
     return view.spec.template.spec.termination_grace_period_seconds or DEFAULT_GRACE_SECONDS
 
 
-def stop(view: JobView, purpose: saves.Purpose, reason: Reason) -> StatusDecision:
+def stop(view: JobView, purpose: requested_saves.Purpose, reason: Reason) -> StatusDecision:
     deadline = view.now + timedelta(seconds=grace_seconds(view))
     event = Event(reason, f"the workers are asked to save and stop within {grace_seconds(view)} s")
-    return StatusDecision(saves.ask(view, purpose, deadline), (event,))
+    return StatusDecision(requested_saves.request_save(view, purpose, deadline), (event,))
 
 
 def stop_outcome(view: JobView) -> str | None:
     """What became of the save before a stop; None while that is open."""
     if view.status.save is None:
         return "no trainer ran, so nothing was saved"
-    verdict = saves.judge(view, view.status.save)
+    verdict = requested_saves.judge(view, view.status.save)
     if verdict is None:
         return None
     return f"saved step {verdict.step}" if verdict.good else f"not saved ({verdict.outcome.value}): {verdict.reason}"

@@ -12,7 +12,7 @@ from urllib.parse import quote
 from kubernetes.client import Configuration
 
 from holdfast_contract import keys
-from holdfast_operator.gateway import errors
+from holdfast_operator.gateway import kube_errors
 from holdfast_operator.gateway.transport import DEADLINE_SECONDS, MERGE_PATCH, METADATA_LIST, Transport
 
 Json = dict[str, Any]
@@ -58,7 +58,7 @@ class Kube:
             Invalid: the status breaks the schema.
         """
         namespace, name = _full_name(job)
-        _demand_version(job)
+        _require_version(job)
         what = f"update {keys.PLURAL}/status {namespace}/{name}"
         return await self._transport.request("PUT", f"{_job(namespace, name)}/status", what=what, body=job)
 
@@ -179,7 +179,7 @@ class Kube:
     async def update_lease(self, lease: Json) -> Json:
         """Replace a Lease if its resourceVersion is still current. Raises Conflict."""
         namespace, name = _full_name(lease)
-        _demand_version(lease)
+        _require_version(lease)
         what = f"update leases {namespace}/{name}"
         path = f"{_leases(namespace)}/{_q(name)}"
         return await self._transport.request("PUT", path, what=what, body=lease, deadline_seconds=LEASE_SECONDS)
@@ -187,7 +187,7 @@ class Kube:
     async def _get(self, path: str, what: str, deadline_seconds: float = DEADLINE_SECONDS) -> Json | None:
         try:
             return await self._transport.request("GET", path, what=what, deadline_seconds=deadline_seconds)
-        except errors.NotFound as error:
+        except kube_errors.NotFound as error:
             # Only "no such object" is an answer; a missing resource (no CRD) or a lying proxy is not.
             if error.reason != "NotFound" or not error.message.endswith(" not found"):
                 raise
@@ -197,13 +197,13 @@ class Kube:
         answer = await self._transport.request("GET", path, what=what, query=query, deadline_seconds=LIST_SECONDS)
         items = answer.get("items")
         if not isinstance(items, list):
-            raise errors.Unavailable(what, 200, "NotAList", "an answer without items")
+            raise kube_errors.Unavailable(what, 200, "NotAList", "an answer without items")
         return items
 
     async def _delete(self, path: str, what: str, body: Json) -> None:
         try:
             await self._transport.request("DELETE", path, what=what, body=body)
-        except errors.NotFound as error:
+        except kube_errors.NotFound as error:
             if error.reason != "NotFound":
                 raise
 
@@ -232,6 +232,6 @@ def _full_name(item: Json) -> tuple[str, str]:
     return item["metadata"]["namespace"], item["metadata"]["name"]
 
 
-def _demand_version(item: Json) -> None:
+def _require_version(item: Json) -> None:
     if not item["metadata"].get("resourceVersion"):
         raise ValueError("metadata.resourceVersion: found none, allowed: the version that was read (no blind writes)")

@@ -15,7 +15,7 @@ from urllib.parse import urlencode
 import urllib3.exceptions
 from kubernetes.client import ApiClient, ApiException, Configuration
 
-from holdfast_operator.gateway import errors
+from holdfast_operator.gateway import kube_errors
 
 THREADS: Final = 16
 CONNECT_SECONDS: Final = 5.0
@@ -65,7 +65,7 @@ class Transport:
             async with asyncio.timeout(deadline_seconds + QUEUE_SECONDS):
                 return await call
         except TimeoutError:
-            raise errors.Unavailable(what, reason="DeadlineExceeded", message="no answer in time") from None
+            raise kube_errors.Unavailable(what, reason="DeadlineExceeded", message="no answer in time") from None
 
     def _request(
         self, method: str, url: str, what: str, body: Any, headers: dict[str, str], deadline: float
@@ -80,15 +80,17 @@ class Transport:
             response = self._client.call_api(method, address, headers, body, _request_timeout=timeout)
             data: bytes = response.read()
         except (urllib3.exceptions.HTTPError, ApiException, OSError) as error:
-            raise errors.Unavailable(what, reason=type(error).__name__, message=str(error)[:300]) from None
+            raise kube_errors.Unavailable(what, reason=type(error).__name__, message=str(error)[:300]) from None
         if response.status >= 400:
-            raise errors.from_response(what, response.status, data, response.getheader("Retry-After"))
+            raise kube_errors.from_response(what, response.status, data, response.getheader("Retry-After"))
         try:
             parsed = json.loads(data)
         except ValueError:
-            raise errors.Unavailable(what, response.status, "NotJson", data[:100].decode(errors="replace")) from None
+            raise kube_errors.Unavailable(
+                what, response.status, "NotJson", data[:100].decode(errors="replace")
+            ) from None
         if not isinstance(parsed, dict):
-            raise errors.Unavailable(what, response.status, "NotAnObject", str(parsed)[:100])
+            raise kube_errors.Unavailable(what, response.status, "NotAnObject", str(parsed)[:100])
         return parsed
 
     def close(self) -> None:

@@ -13,11 +13,11 @@ from typing import Final
 from holdfast_contract import keys
 from holdfast_contract.reasons import Reason
 from holdfast_operator.decide import children
-from holdfast_operator.decide.actions import CreatePod, DeleteJob, DeletePod, Event, Finalizer, Plan
+from holdfast_operator.decide.actions import CreatePod, DeleteJob, DeletePod, Event, Finalizer, JobPlan
 from holdfast_operator.decide.facts import JobFact, Observation
-from holdfast_operator.gateway.errors import AlreadyExists, Conflict, Forbidden, Invalid, NotFound
 from holdfast_operator.gateway.kube import Kube
-from holdfast_operator.ports import Events, Manifest, Metrics
+from holdfast_operator.gateway.kube_errors import AlreadyExists, Conflict, Forbidden, Invalid, NotFound
+from holdfast_operator.interfaces import Events, Manifest, Metrics
 from holdfast_operator.sync_endpoint.board import Board, PodIdentity
 
 POD_RETRY_SECONDS: Final = 5.0
@@ -33,7 +33,7 @@ class Actor:
         self._kube, self._board, self._control = kube, board, control
         self._events, self._metrics = events, metrics
 
-    async def execute(self, raw: Manifest, observation: Observation, plan: Plan) -> float:
+    async def execute(self, raw: Manifest, observation: Observation, plan: JobPlan) -> float:
         """Do it; seconds until the next look is wanted. Raises Conflict if the job has changed since it was read."""
         job = observation.job
         self._publish(observation, plan)
@@ -56,7 +56,7 @@ class Actor:
             await self._write_status(raw, plan)
         return delay
 
-    def _publish(self, observation: Observation, plan: Plan) -> None:
+    def _publish(self, observation: Observation, plan: JobPlan) -> None:
         if plan.directives is None:
             return
         job = observation.job
@@ -100,7 +100,7 @@ class Actor:
         last = action is Finalizer.REMOVE and not others and raw["metadata"].get("deletionTimestamp")
         return None if last else changed
 
-    async def _write_status(self, raw: Manifest, plan: Plan) -> None:
+    async def _write_status(self, raw: Manifest, plan: JobPlan) -> None:
         body = copy.copy(raw)
         body["status"] = plan.status.model_dump(mode="json", by_alias=True, exclude_none=True)
         await self._kube.update_job_status(body)

@@ -25,9 +25,9 @@ from holdfast_operator.decide.facts import (
     PodFact,
     Taint,
 )
-from holdfast_operator.gateway.errors import Forbidden, KubeError
 from holdfast_operator.gateway.kube import Kube
-from holdfast_operator.ports import Clock, Manifest
+from holdfast_operator.gateway.kube_errors import Forbidden, KubeError
+from holdfast_operator.interfaces import Clock, Manifest
 from holdfast_operator.sync_endpoint.board import Board
 
 FEW_NODES: Final = 16

@@ -16,8 +16,8 @@ from typing import Final
 
 from holdfast_contract.reasons import Metric
 from holdfast_operator.decide.actions import Count
-from holdfast_operator.gateway.errors import KubeError, TooManyRequests, Unavailable
-from holdfast_operator.ports import Metrics
+from holdfast_operator.gateway.kube_errors import KubeError, TooManyRequests, Unavailable
+from holdfast_operator.interfaces import Metrics
 
 Key = tuple[str, str]
 

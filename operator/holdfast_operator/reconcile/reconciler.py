@@ -11,10 +11,10 @@ from holdfast_contract.reasons import Condition, Reason
 from holdfast_operator.decide import conditions
 from holdfast_operator.decide.actions import Event
 from holdfast_operator.decide.children import ControlSettings
-from holdfast_operator.decide.plan import decide
-from holdfast_operator.gateway.errors import Conflict, NotFound
+from holdfast_operator.decide.precedence import decide
 from holdfast_operator.gateway.kube import Kube
-from holdfast_operator.ports import Clock, Events, Manifest, Metrics
+from holdfast_operator.gateway.kube_errors import Conflict, NotFound
+from holdfast_operator.interfaces import Clock, Events, Manifest, Metrics
 from holdfast_operator.reconcile import observe
 from holdfast_operator.reconcile.act import Actor
 from holdfast_operator.sync_endpoint.board import Board

@@ -30,13 +30,13 @@ V = TypeVar("V")
 
 
 @dataclass(frozen=True)
-class Refused:
+class CallerRefused:
     """Why a caller is not believed; safe to send and to log (contains nothing of the token)."""
 
     why: str
 
 
-class Remembered(Generic[K, V]):
+class ExpiringCache(Generic[K, V]):
     """A bounded memory whose entries end by themselves; the oldest go first when there are too many."""
 
     def __init__(self, clock: Callable[[], float], limit: int = CACHE_LIMIT) -> None:
@@ -62,27 +62,27 @@ class Remembered(Generic[K, V]):
         return value
 
 
-class Callers:
+class PodAuthenticator:
     """Turns tokens into pods and pods into jobs."""
 
     def __init__(self, kube: Kube, clock: Callable[[], float] = time.monotonic) -> None:
         self._kube = kube
-        self._tokens: Remembered[bytes, PodIdentity | Refused] = Remembered(clock)
-        self._jobs: Remembered[PodIdentity, str | Refused] = Remembered(clock)
+        self._tokens: ExpiringCache[bytes, PodIdentity | CallerRefused] = ExpiringCache(clock)
+        self._jobs: ExpiringCache[PodIdentity, str | CallerRefused] = ExpiringCache(clock)
         self._slots = asyncio.Semaphore(REVIEWS_AT_ONCE)
 
-    def known(self, token: str) -> bool:
+    def is_cached(self, token: str) -> bool:
         """Whether judging this token costs no request."""
         return self._tokens.get(_hash(token)) is not None
 
-    async def pod_of(self, token: str) -> PodIdentity | Refused:
+    async def authenticate(self, token: str) -> PodIdentity | CallerRefused:
         """The pod to which the token is bound.
 
         Raises:
             KubeError: the API server could not be asked.
         """
         if len(token) > MAX_TOKEN or token.count(".") != 2 or not token.isascii():
-            return Refused("the token is no ServiceAccount token")
+            return CallerRefused("the token is no ServiceAccount token")
         key = _hash(token)
         found = self._tokens.get(key)
         if found is not None:
@@ -92,47 +92,47 @@ class Callers:
             if found is not None:
                 return found
             judged = _read_review(await self._kube.review_token(token, [keys.TOKEN_AUDIENCE]))
-            seconds = REFUSED_SECONDS if isinstance(judged, Refused) else ACCEPTED_SECONDS
+            seconds = REFUSED_SECONDS if isinstance(judged, CallerRefused) else ACCEPTED_SECONDS
             return self._tokens.put(key, judged, seconds)
 
-    async def job_of(self, who: PodIdentity) -> str | Refused:
+    async def job_of(self, identity: PodIdentity) -> str | CallerRefused:
         """The job whose worker the pod is by label and owner. Asked once per pod: neither changes honestly.
 
         Raises:
             KubeError: the API server could not be asked.
         """
-        found = self._jobs.get(who)
+        found = self._jobs.get(identity)
         if found is not None:
             return found
         async with self._slots:
-            pod = await self._kube.get_pod(who.namespace, who.name)
-        job = _job_of_pod(pod, who)
-        return self._jobs.put(who, job, REFUSED_SECONDS if isinstance(job, Refused) else 3600.0)
+            pod = await self._kube.get_pod(identity.namespace, identity.name)
+        job = _job_of_pod(pod, identity)
+        return self._jobs.put(identity, job, REFUSED_SECONDS if isinstance(job, CallerRefused) else 3600.0)
 
 
 def _hash(token: str) -> bytes:
     return hashlib.sha256(token.encode(errors="replace")).digest()
 
 
-def _read_review(status: Json) -> PodIdentity | Refused:
+def _read_review(status: Json) -> PodIdentity | CallerRefused:
     """What a TokenReview proves. Without our audience in the answer a token of the whole API would do."""
     if status.get("authenticated") is not True:
         why = str(status.get("error") or "wrong, expired, of another audience, or its pod is gone")
-        return Refused(f"the token is not accepted by the API server: {why[:MAX_REASON]}")
+        return CallerRefused(f"the token is not accepted by the API server: {why[:MAX_REASON]}")
     if keys.TOKEN_AUDIENCE not in (status.get("audiences") or []):
-        return Refused(f"the token is not for audience {keys.TOKEN_AUDIENCE}")
+        return CallerRefused(f"the token is not for audience {keys.TOKEN_AUDIENCE}")
     user = status.get("user") or {}
     username, extra = str(user.get("username") or ""), user.get("extra") or {}
     names, uids = extra.get(_POD_NAME) or [], extra.get(_POD_UID) or []
     if not username.startswith(_ACCOUNT) or len(names) != 1 or len(uids) != 1:
-        return Refused("the token is not bound to a pod")
+        return CallerRefused("the token is not bound to a pod")
     namespace = username.removeprefix(_ACCOUNT).partition(":")[0]
     return PodIdentity(namespace, str(names[0]), str(uids[0]))
 
 
-def _job_of_pod(pod: Json | None, who: PodIdentity) -> str | Refused:
-    if pod is None or pod["metadata"].get("uid") != who.uid:
-        return Refused("the pod no longer exists")
+def _job_of_pod(pod: Json | None, identity: PodIdentity) -> str | CallerRefused:
+    if pod is None or pod["metadata"].get("uid") != identity.uid:
+        return CallerRefused("the pod no longer exists")
     meta = pod["metadata"]
     labels = meta.get("labels") or {}
     name, uid = labels.get(keys.LABEL_JOB_NAME), labels.get(keys.LABEL_JOB_UID)
@@ -140,4 +140,4 @@ def _job_of_pod(pod: Json | None, who: PodIdentity) -> str | Refused:
         is_job = owner.get("kind") == keys.KIND and owner.get("apiVersion", "").startswith(f"{keys.API_GROUP}/")
         if is_job and owner.get("controller") and owner.get("name") == name and owner.get("uid") == uid:
             return str(name)
-    return Refused(f"the pod is no worker of a {keys.KIND}")
+    return CallerRefused(f"the pod is no worker of a {keys.KIND}")

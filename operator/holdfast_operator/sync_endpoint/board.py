@@ -74,7 +74,7 @@ class _Job:
     directives: dict[PodIdentity, _Published] | None = None  # None: never published
     publishes: int = 0
     former: set[PodIdentity] = field(default_factory=set)  # were members and are no longer
-    strangers: dict[PodIdentity, int] = field(default_factory=dict)  # `publishes` when they first asked
+    first_asked: dict[PodIdentity, int] = field(default_factory=dict)  # `publishes` when they first asked
     changed: asyncio.Event = field(default_factory=asyncio.Event)  # set and replaced at each publish
 
 
@@ -100,17 +100,17 @@ class Board:
         for job in self._jobs.values():
             job.changed.set()
 
-    def put_report(self, who: PodIdentity, job_name: str, report: sync.Report) -> None:
+    def put_report(self, pod: PodIdentity, job_name: str, report: sync.Report) -> None:
         """Remember a report; wake the job if it says something that a decision may depend on."""
-        job = self._job(who.namespace, job_name)
-        if self._judge(job, who) is NOT_MEMBER:
+        job = self._job(pod.namespace, job_name)
+        if self._judge(job, pod) is NOT_MEMBER:
             return  # its words must neither pile up nor wake anybody
-        if job.directives is None or who not in job.directives:
-            job.strangers.setdefault(who, job.publishes)
-        before = job.reports.get(who)
-        job.reports[who] = Received(report, self._clock())
+        if job.directives is None or pod not in job.directives:
+            job.first_asked.setdefault(pod, job.publishes)
+        before = job.reports.get(pod)
+        job.reports[pod] = Received(report, self._clock())
         if before is None or meaning(before.report) != meaning(report):
-            self._wake(who.namespace, job_name)
+            self._wake(pod.namespace, job_name)
 
     def reports(self, namespace: str, job_name: str) -> Mapping[PodIdentity, Received]:
         """The newest report of each pod of a job, as of now."""
@@ -127,14 +127,14 @@ class Board:
         now = self._clock()
         job.former |= set(job.directives or ()) - directives.keys()
         job.former -= directives.keys()
-        job.directives = {who: _Published(d, now) for who, d in directives.items()}
+        job.directives = {pod: _Published(d, now) for pod, d in directives.items()}
         job.publishes += 1
-        job.strangers = {who: asked for who, asked in job.strangers.items() if who not in directives}
-        for who in [who for who in job.reports if self._judge(job, who) is NOT_MEMBER]:
-            del job.reports[who]
+        job.first_asked = {pod: asked for pod, asked in job.first_asked.items() if pod not in directives}
+        for pod in [pod for pod in job.reports if self._judge(job, pod) is NOT_MEMBER]:
+            del job.reports[pod]
         changed, job.changed = job.changed, asyncio.Event()
         changed.set()
-        if any(self._judge(job, who) is NOT_READY for who in job.strangers):
+        if any(self._judge(job, pod) is NOT_READY for pod in job.first_asked):
             self._wake(namespace, job_name)
 
     def forget(self, namespace: str, job_name: str) -> None:
@@ -144,21 +144,21 @@ class Board:
             job.directives = {}
             job.changed.set()
 
-    def current(self, who: PodIdentity, job_name: str) -> Answer:
+    def current(self, pod: PodIdentity, job_name: str) -> Answer:
         """What the pod is told now, without waiting."""
-        job = self._jobs.get((who.namespace, job_name))
-        return NOT_READY if self._closed or job is None else self._judge(job, who)
+        job = self._jobs.get((pod.namespace, job_name))
+        return NOT_READY if self._closed or job is None else self._judge(job, pod)
 
-    async def directive(self, who: PodIdentity, job_name: str, obeys_tag: str, hold_seconds: float) -> Answer:
+    async def directive(self, pod: PodIdentity, job_name: str, obeys_tag: str, hold_seconds: float) -> Answer:
         """The pod's directive: at once if its tag is not ``obeys_tag``, else when it changes, else after the hold.
 
         A pod that its job has not decided about yet is held too (its reconcile is on the way); NOT_READY after that.
         """
         deadline = self._clock() + hold_seconds
         while True:
-            job = self._job(who.namespace, job_name)
+            job = self._job(pod.namespace, job_name)
             changed = job.changed
-            answer = self._judge(job, who)
+            answer = self._judge(job, pod)
             obeyed = isinstance(answer, sync.Directive) and answer.tag == obeys_tag
             left = deadline - self._clock()
             if self._closed or left <= 0 or not (obeyed or answer is NOT_READY):
@@ -171,15 +171,15 @@ class Board:
             if changed is job.changed:  # closed or forgotten, not published anew
                 return NOT_READY if self._closed else NOT_MEMBER
 
-    def _judge(self, job: _Job, who: PodIdentity) -> Answer:
+    def _judge(self, job: _Job, pod: PodIdentity) -> Answer:
         if job.directives is None:
             return NOT_READY
-        published = job.directives.get(who)
+        published = job.directives.get(pod)
         if published is not None:
             return published.aged(self._clock())
-        if who in job.former:
+        if pod in job.former:
             return NOT_MEMBER
-        asked = job.strangers.get(who, job.publishes)
+        asked = job.first_asked.get(pod, job.publishes)
         return NOT_MEMBER if job.publishes >= asked + 2 else NOT_READY
 
     def _job(self, namespace: str, name: str) -> _Job:

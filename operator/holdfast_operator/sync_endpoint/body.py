@@ -51,23 +51,23 @@ def _bound(value: Any, where: str) -> None:
         for field in dataclasses.fields(value):
             _bound(getattr(value, field.name), f"{where}.{field.name}")
     elif isinstance(value, tuple):
-        _demand(len(value) <= sync.MAX_LIST, where, f"{len(value)} items", f"at most {sync.MAX_LIST} items")
+        _require(len(value) <= sync.MAX_LIST, where, f"{len(value)} items", f"at most {sync.MAX_LIST} items")
         for index, item in enumerate(value):
             _bound(item, f"{where}.{index}")
     elif isinstance(value, dict):
-        _demand(len(value) <= MAX_KEYS, where, f"{len(value)} keys", f"at most {MAX_KEYS} keys")
+        _require(len(value) <= MAX_KEYS, where, f"{len(value)} keys", f"at most {MAX_KEYS} keys")
         for key, item in value.items():
             _bound(key, where)
             _bound(item, f"{where}.{key[:63]}")
     elif isinstance(value, str):
         size = len(value.encode(errors="surrogatepass"))
-        _demand(size <= MAX_TEXT, where, f"{size} bytes", f"at most {MAX_TEXT} bytes")
+        _require(size <= MAX_TEXT, where, f"{size} bytes", f"at most {MAX_TEXT} bytes")
     elif isinstance(value, float):
-        _demand(math.isfinite(value), where, value, "a finite number")
+        _require(math.isfinite(value), where, value, "a finite number")
     elif isinstance(value, int):
-        _demand(0 <= value <= MAX_INTEGER, where, value, "0 to 2**53")
+        _require(0 <= value <= MAX_INTEGER, where, value, "0 to 2**53")
 
 
-def _demand(holds: bool, where: str, found: object, allowed: str) -> None:  # noqa: FBT001  reads as an assertion
+def _require(holds: bool, where: str, found: object, allowed: str) -> None:  # noqa: FBT001  reads as an assertion
     if not holds:
         raise BodyError(where, found, allowed)

@@ -20,9 +20,9 @@ from aiohttp import web
 from holdfast_contract import codec, keys, sync
 from holdfast_contract.reasons import Metric
 from holdfast_operator.decide.actions import Count
-from holdfast_operator.gateway.errors import KubeError
-from holdfast_operator.ports import Metrics
-from holdfast_operator.sync_endpoint.authentication import Callers, Refused
+from holdfast_operator.gateway.kube_errors import KubeError
+from holdfast_operator.interfaces import Metrics
+from holdfast_operator.sync_endpoint.authentication import CallerRefused, PodAuthenticator
 from holdfast_operator.sync_endpoint.board import Board, NotMember, NotReady, PodIdentity
 from holdfast_operator.sync_endpoint.body import BodyError, parse_report
 from holdfast_operator.sync_endpoint.limits import Guard, RateLimit
@@ -50,8 +50,10 @@ class Leadership(Protocol):
 class ControlEndpoint:
     """Serves ``POST /v1/sync`` over TLS."""
 
-    def __init__(self, *, board: Board, callers: Callers, leadership: Leadership, metrics: Metrics) -> None:
-        self._board, self._callers, self._leadership, self._metrics = board, callers, leadership, metrics
+    def __init__(
+        self, *, board: Board, authenticator: PodAuthenticator, leadership: Leadership, metrics: Metrics
+    ) -> None:
+        self._board, self._authenticator, self._leadership, self._metrics = board, authenticator, leadership, metrics
         self._reports = RateLimit(REPORTS_PER_SECOND, REPORTS_BURST)
         self._reviews = RateLimit(REVIEWS_PER_SECOND, REVIEWS_BURST)
         self._runner: web.AppRunner | None = None
@@ -108,27 +110,27 @@ class ControlEndpoint:
 
     async def _sync(self, request: web.Request) -> web.StreamResponse:
         if not self._leadership.leading:
-            return self._elsewhere()
+            return self._redirect_to_leader()
         token = _bearer(request)
         if not token:
             return _error(401, "found no bearer token", headers={"WWW-Authenticate": "Bearer"})
-        if not self._callers.known(token) and (wait := self._reviews.take(request.remote)):
+        if not self._authenticator.is_cached(token) and (wait := self._reviews.take(request.remote)):
             return _too_many(wait)
         try:
-            who = await self._callers.pod_of(token)
-            if isinstance(who, Refused):
-                return _error(401, who.why, headers={"WWW-Authenticate": "Bearer"})
-            if wait := self._reports.take(who):
+            pod = await self._authenticator.authenticate(token)
+            if isinstance(pod, CallerRefused):
+                return _error(401, pod.why, headers={"WWW-Authenticate": "Bearer"})
+            if wait := self._reports.take(pod):
                 return _too_many(wait)
-            job = await self._callers.job_of(who)
+            job = await self._authenticator.job_of(pod)
         except KubeError as error:
             log.warning("cannot tell who calls: %s", error)
-            return _later("the API server cannot be asked now")
-        if isinstance(job, Refused):
+            return _unavailable("the API server cannot be asked now")
+        if isinstance(job, CallerRefused):
             return _exit()
-        return await self._exchange(request, who, job)
+        return await self._exchange(request, pod, job)
 
-    async def _exchange(self, request: web.Request, who: PodIdentity, job: str) -> web.StreamResponse:
+    async def _exchange(self, request: web.Request, pod: PodIdentity, job: str) -> web.StreamResponse:
         """Take the report to the board and wait for what it has to say."""
         if request.content_type != "application/json":
             return _error(415, f"Content-Type: found {request.content_type!r:.80}, allowed: application/json")
@@ -140,24 +142,24 @@ class ControlEndpoint:
         except TimeoutError:
             return _error(408, f"body: not complete within {BODY_SECONDS:.0f} s")
         except BodyError as error:
-            log.info("report refused: %s", error, extra={"namespace": who.namespace, "job": job, "pod": who.name})
+            log.info("report refused: %s", error, extra={"namespace": pod.namespace, "job": job, "pod": pod.name})
             return _error(400, str(error), field=error.field)
         if not self._leadership.leading:
-            return self._elsewhere()
-        self._board.put_report(who, job, report)
-        answer = await self._board.directive(who, job, report.obeys, hold)
+            return self._redirect_to_leader()
+        self._board.put_report(pod, job, report)
+        answer = await self._board.directive(pod, job, report.obeys, hold)
         if not self._leadership.leading:
-            return self._elsewhere()
+            return self._redirect_to_leader()
         if isinstance(answer, NotMember):
             return _exit()
         if isinstance(answer, NotReady):
-            return _later("no decision about this pod yet")
+            return _unavailable("no decision about this pod yet")
         return _directive(200, answer)
 
-    def _elsewhere(self) -> web.StreamResponse:
+    def _redirect_to_leader(self) -> web.StreamResponse:
         leader = self._leadership.leader_address
         if not leader:
-            return _later("no leader is known now")
+            return _unavailable("no leader is known now")
         directive = sync.Directive(sync.Action.WAIT, 0, leader=leader)
         return _directive(421, directive, {sync.LEADER_HEADER: leader})
 
@@ -189,7 +191,7 @@ def _exit() -> web.Response:
     return _directive(403, sync.Directive(sync.Action.EXIT, 0, why="this pod is no longer a member"))
 
 
-def _later(why: str) -> web.Response:
+def _unavailable(why: str) -> web.Response:
     return _error(503, why, headers={"Retry-After": str(RETRY_SECONDS)})
 
 

@@ -13,7 +13,7 @@ from holdfast_operator.gateway.kube import Json
 Key = tuple[str, str]
 
 
-class Hints:
+class WatchCache:
     """Live jobs, which job's pods are on which node, and what of a node matters. Used on one event loop."""
 
     def __init__(self) -> None:

@@ -18,7 +18,7 @@ from typing import Any, Final, cast
 import kopf
 
 from holdfast_contract import keys
-from holdfast_operator.gateway import access
+from holdfast_operator.gateway import cluster_access
 
 SERVER_SECONDS: Final = 60
 """The API server ends each watch after so long; the next one begins where it was."""
@@ -37,7 +37,7 @@ Sink = Callable[[str, str, Mapping[str, Any]], None]
 """Takes (resource, type of event or "", object). Called in the watch's thread."""
 
 
-class Watch:
+class KopfWatch:
     """TrainingJobs, pods of jobs and nodes, from now until ``stop``."""
 
     def __init__(self, kubeconfig: str | None, namespace: str | None, sink: Sink) -> None:
@@ -79,7 +79,7 @@ class Watch:
     def _login(self) -> kopf.ConnectionInfo:
         """Anew each time: tokens rotate. A login that fails would leave kopf turning with nothing watched: end."""
         try:
-            return access.for_watch(access.load(self._kubeconfig))
+            return cluster_access.for_watch(cluster_access.load(self._kubeconfig))
         except Exception as error:
             self._end(error)
             raise
@@ -133,7 +133,7 @@ def _registry(login: Callable[[], kopf.ConnectionInfo], sink: Sink) -> kopf.Oper
 
 
 @dataclass(frozen=True)
-class _Untold:
+class _Undelivered:
     version: str
     since: float
 
@@ -146,29 +146,29 @@ class WatchAudit:
 
     def __init__(self, limit_seconds: float, clock: Callable[[], float] = time.monotonic) -> None:
         self._limit, self._clock = limit_seconds, clock
-        self._told: dict[str, dict[str, str]] = {}
-        self._untold: dict[str, dict[str, _Untold]] = {}
+        self._delivered: dict[str, dict[str, str]] = {}
+        self._undelivered: dict[str, dict[str, _Undelivered]] = {}
         self._lock = threading.Lock()
 
-    def told(self, resource: str, event: str, item: Mapping[str, Any]) -> None:
+    def delivered(self, resource: str, event: str, item: Mapping[str, Any]) -> None:
         """The watch has delivered this object."""
         meta = item["metadata"]
         with self._lock:
-            self._untold.get(resource, {}).pop(meta["uid"], None)
+            self._undelivered.get(resource, {}).pop(meta["uid"], None)
             if event == "DELETED":
-                self._told.get(resource, {}).pop(meta["uid"], None)
+                self._delivered.get(resource, {}).pop(meta["uid"], None)
             else:
-                self._told.setdefault(resource, {})[meta["uid"]] = meta["resourceVersion"]
+                self._delivered.setdefault(resource, {})[meta["uid"]] = meta["resourceVersion"]
 
     def listed(self, resource: str, versions: Mapping[str, str]) -> None:
         """A live list has these versions by UID."""
         now = self._clock()
         with self._lock:
-            told, before = self._told.get(resource, {}), self._untold.get(resource, {})
-            self._untold[resource] = {
-                uid: before.get(uid) or _Untold(version, now)
+            delivered, before = self._delivered.get(resource, {}), self._undelivered.get(resource, {})
+            self._undelivered[resource] = {
+                uid: before.get(uid) or _Undelivered(version, now)
                 for uid, version in versions.items()
-                if told.get(uid) != version
+                if delivered.get(uid) != version
             }
 
     def problems(self) -> list[str]:
@@ -176,8 +176,8 @@ class WatchAudit:
         now = self._clock()
         found = []
         with self._lock:
-            for resource, untold in self._untold.items():
-                oldest = min((u.since for u in untold.values()), default=now)
+            for resource, undelivered in self._undelivered.items():
+                oldest = min((u.since for u in undelivered.values()), default=now)
                 if now - oldest > self._limit:
                     found.append(f"the watch of {resource} has been silent about a change for {now - oldest:.0f} s")
         return found

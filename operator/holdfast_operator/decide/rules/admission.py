@@ -8,7 +8,7 @@ from holdfast_contract.api import TrainingJobStatus, Transition
 from holdfast_contract.manifest import Owner
 from holdfast_contract.reasons import Condition, Reason
 from holdfast_contract.sync import Inspection
-from holdfast_operator.decide import attempts, conditions, saves, storage
+from holdfast_operator.decide import attempts, conditions, requested_saves, run_inspection
 from holdfast_operator.decide.actions import Event, StatusDecision, Wait
 from holdfast_operator.decide.members import JobView
 
@@ -22,7 +22,7 @@ def admit(view: JobView) -> StatusDecision | Wait | None:
     """The first attempt is numbered above every attempt that the run has seen, under this job or an earlier one."""
     if view.status.active_attempt or view.status.transition is not None:
         return None
-    found = storage.inspection_of(view)
+    found = run_inspection.inspection_of(view)
     if found is None:
         return None
     if found.error:
@@ -81,7 +81,7 @@ def _number(view: JobView, found: Inspection, *, takes_over: bool) -> StatusDeci
             "transition": Transition(attempt=number, began_at=view.now),
             "take_over_attempt": number if takes_over else None,
             "checkpoint": known.checkpoint.model_copy(
-                update={"newest": saves.point(newest) if newest is not None else None}
+                update={"newest": requested_saves.to_status_point(newest) if newest is not None else None}
             ),
         }
     )

@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 from holdfast_contract.reasons import Condition, Reason
-from holdfast_operator.decide import causes, conditions, progress
+from holdfast_operator.decide import causes, conditions, step_progress
 from holdfast_operator.decide.actions import Event, StatusDecision, Wait
 from holdfast_operator.decide.ending import IDLE_SECONDS, close, ttl_left_seconds
 from holdfast_operator.decide.members import JobView
 
 
-def rest_if_finished(view: JobView) -> Wait | None:
+def stay_finished(view: JobView) -> Wait | None:
     """A finished job stays as it is until it is deleted."""
     if not conditions.finished(view.status):
         return None
@@ -25,7 +25,7 @@ def complete(view: JobView) -> StatusDecision | None:
     done = [e for e in found if e.done]
     if not done or len(found) < view.spec.replicas or not all(e.done or e.aborted for e in found):
         return None
-    step = progress.reached(view)
+    step = step_progress.reached(view)
     message = f"training reached its end at step {step} in attempt {view.status.active_attempt}"
     status = close(view, view.status)
     if status.progress is not None:  # the last one that was written may be some steps old

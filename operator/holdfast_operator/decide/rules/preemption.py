@@ -11,12 +11,12 @@ from typing import Final
 
 from holdfast_contract.api import NoticeStatus, PreemptionStatus, SaveStatus
 from holdfast_contract.reasons import Metric, Reason, SaveOutcome
-from holdfast_operator.decide import causes, notices, preemption_record, progress, replacement, saves
+from holdfast_operator.decide import causes, notices, preemption_record, replacement, requested_saves, step_progress
 from holdfast_operator.decide.actions import Count, Event, StatusDecision
 from holdfast_operator.decide.members import JobView
 from holdfast_operator.decide.notices import Notice
 
-HURRY_SECONDS: Final = 1.0
+EARLIER_SECONDS: Final = 1.0
 """How much earlier a further notice's deadline must be to matter."""
 
 _REASONS: Final = {
@@ -35,11 +35,11 @@ def answer_notices(view: JobView) -> StatusDecision | None:
     record = view.status.preemption
     if not standing:
         gone = any(e.evidence.absent for e in causes.ends(view))  # with its worker, not withdrawn: recovery decides
-        return replacement.call_off(view) if record is not None and record.standing and not gone else None
+        return replacement.cancel_replacement(view) if record is not None and record.standing and not gone else None
     if record is None or not record.standing:
         return _begin(view, standing[0])
-    if _earlier(record, standing[0]):
-        return _hurry(view, record, standing[0])
+    if _is_earlier(record, standing[0]):
+        return _advance_deadline(view, record, standing[0])
     save = view.status.save
     if save is not None and save.purpose == "Preemption":
         return _settle(view, record, save)
@@ -56,9 +56,9 @@ def _begin(view: JobView, notice: Notice) -> StatusDecision | None:
     """The first notice: ask all workers to save before its deadline."""
     if any(not e.done for e in causes.ends(view)):
         return None  # too late to save in this attempt; recovery replaces the doomed worker
-    if progress.is_saved(view) and next(view.training(), None) is not None:
+    if step_progress.is_saved(view) and next(view.training(), None) is not None:
         return _begin_fresh(view, notice)
-    status = saves.ask(view, "Preemption", notice.deadline)
+    status = requested_saves.request_save(view, "Preemption", notice.deadline)
     save_id = status.save.id if status.save is not None else ""
     record = PreemptionStatus(notice=_notice(view, notice), standing=True, save_id=save_id, outcome=SaveOutcome.PENDING)
     left = (notice.deadline - view.now).total_seconds()
@@ -88,16 +88,16 @@ def _begin_fresh(view: JobView, notice: Notice) -> StatusDecision:
     return StatusDecision(view.status.model_copy(update={"preemption": record}), (told, fresh), counts)
 
 
-def _earlier(record: PreemptionStatus, notice: Notice) -> bool:
+def _is_earlier(record: PreemptionStatus, notice: Notice) -> bool:
     known = record.notice
-    return known is None or (known.deadline - notice.deadline).total_seconds() > HURRY_SECONDS
+    return known is None or (known.deadline - notice.deadline).total_seconds() > EARLIER_SECONDS
 
 
-def _hurry(view: JobView, record: PreemptionStatus, notice: Notice) -> StatusDecision:
+def _advance_deadline(view: JobView, record: PreemptionStatus, notice: Notice) -> StatusDecision:
     """A further notice with less time: the earliest deadline holds. An open save is asked for anew with it."""
     status = view.status
     if status.save is not None and status.save.purpose == "Preemption":
-        status = saves.ask(view, "Preemption", notice.deadline)
+        status = requested_saves.request_save(view, "Preemption", notice.deadline)
         record = record.model_copy(update={"save_id": status.save.id if status.save is not None else ""})
     if status.transition is not None:
         sooner = status.transition.model_copy(update={"deadline": notice.deadline})
@@ -111,7 +111,7 @@ def _hurry(view: JobView, record: PreemptionStatus, notice: Notice) -> StatusDec
 
 def _settle(view: JobView, record: PreemptionStatus, save: SaveStatus) -> StatusDecision | None:
     """The outcome of the save that answers the notice, once it is known. The worker is replaced whatever the outcome is."""
-    verdict = saves.judge(view, save)
+    verdict = requested_saves.judge(view, save)
     if verdict is None:
         return None
     spare = (preemption_record.deadline(record, view) - view.now).total_seconds() if verdict.good else None

@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import Final
 
 from holdfast_contract.reasons import Reason
-from holdfast_operator.decide import attempts, budget, causes, ending, notices
+from holdfast_operator.decide import attempts, causes, ending, failure_budget, notices
 from holdfast_operator.decide.actions import Event, StatusDecision
 from holdfast_operator.decide.causes import End
 from holdfast_operator.decide.members import JobView
@@ -56,9 +56,9 @@ def _barred(view: JobView) -> list[int]:
 
 def _failed_before_start(view: JobView, end: End) -> StatusDecision:
     """A pod ended before its attempt began: counted like any end of its cause, so that it cannot go on for ever."""
-    status = budget.charge(view, view.status, end.cause)
+    status = failure_budget.charge(view, view.status, end.cause)
     event = Event(Reason.WORKER_CRASHED, f"{end.sentence} before its attempt began", "Warning")
-    spent = budget.exhausted(view, status) if end.cause.budgeted else None
+    spent = failure_budget.exhausted(view, status) if end.cause.budgeted else None
     if spent is not None:
         decision = ending.fail(view, status, *spent)
     else:

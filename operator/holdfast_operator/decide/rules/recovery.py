@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from holdfast_contract.reasons import Cause, Reason
-from holdfast_operator.decide import attempts, budget, causes, ending, notices, preemption_record, stopping
+from holdfast_operator.decide import attempts, causes, ending, failure_budget, notices, preemption_record, stopping
 from holdfast_operator.decide.actions import Event, StatusDecision, Wait
 from holdfast_operator.decide.causes import End
 from holdfast_operator.decide.members import JobView
@@ -96,11 +96,11 @@ def _conclude(
 ) -> StatusDecision:
     """Count the end of the active attempt once and go on, or give up if the budget is spent."""
     status = attempts.finish(view, cause, message=why, end=first)
-    status = budget.charge(view, status, cause)
+    status = failure_budget.charge(view, status, cause)
     events = [Event(_event_reason(cause), f"attempt {view.status.active_attempt}: {why}", "Warning")]
     answered = preemption_record.close_by_end(view, status, cause, first)
     status, events, counts = answered.status, [*events, *answered.events], [*answered.counts]
-    spent = budget.exhausted(view, status) if cause.budgeted else None
+    spent = failure_budget.exhausted(view, status) if cause.budgeted else None
     if spent is not None:
         decision = ending.fail(view, status, *spent)
     else:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from holdfast_contract.reasons import Cause, Condition, Reason
-from holdfast_operator.decide import attempts, conditions, progress
+from holdfast_operator.decide import attempts, conditions, step_progress
 from holdfast_operator.decide.actions import Event, StatusDecision, Wait
 from holdfast_operator.decide.ending import IDLE_SECONDS, close
 from holdfast_operator.decide.members import JobView
@@ -18,7 +18,7 @@ def suspend(view: JobView) -> StatusDecision | Wait | None:
         return _resume(view) if suspended else None
     if suspended:
         return Wait(IDLE_SECONDS)
-    if not stopping and progress.may_train(view):
+    if not stopping and step_progress.may_train(view):
         return stop(view, "Suspend", Reason.SUSPENDING)
     outcome = stop_outcome(view) if stopping else "no trainer ran, so nothing was saved"
     if outcome is None:

@@ -10,7 +10,7 @@ from holdfast_contract.api import CheckpointPoint, SaveStatus, TrainingJobStatus
 from holdfast_contract.manifest import CheckpointRef
 from holdfast_contract.reasons import SaveOutcome
 from holdfast_contract.sync import SaveReport
-from holdfast_operator.decide import progress
+from holdfast_operator.decide import step_progress
 from holdfast_operator.decide.causes import ends
 from holdfast_operator.decide.members import JobView
 
@@ -37,7 +37,7 @@ class Verdict:
         return self.outcome in {SaveOutcome.COMMITTED, SaveOutcome.FRESH}
 
 
-def ask(view: JobView, purpose: Purpose, deadline: datetime) -> TrainingJobStatus:
+def request_save(view: JobView, purpose: Purpose, deadline: datetime) -> TrainingJobStatus:
     """The status with a new request; one that was open is superseded (a save in flight may still answer this one)."""
     number = view.status.saves_requested + 1
     request = SaveStatus(
@@ -45,7 +45,7 @@ def ask(view: JobView, purpose: Purpose, deadline: datetime) -> TrainingJobStatu
         purpose=purpose,
         requested_at=view.now,
         deadline=deadline,
-        from_step=progress.reached(view),
+        from_step=step_progress.reached(view),
     )
     return view.status.model_copy(update={"save": request, "saves_requested": number})
 
@@ -56,7 +56,7 @@ def judge(view: JobView, request: SaveStatus) -> Verdict | None:
     The ranks know best what their checkpoint covers. Only when nothing more can come from them does the newest
     checkpoint that was seen speak for itself.
     """
-    if request.stop and view.now < request.deadline and progress.may_train(view):
+    if request.stop and view.now < request.deadline and step_progress.may_train(view):
         return None  # a save that ends the trainers is answered once they have ended
     answers = [s for _, last in view.reporting() for s in last.report.saves if s.id == request.id]
     for good in (SaveOutcome.COMMITTED, SaveOutcome.FRESH):
@@ -89,18 +89,18 @@ def _covered(view: JobView, request: SaveStatus) -> Verdict | None:
     newest = view.status.checkpoint.newest
     if newest is None or newest.attempt != view.status.active_attempt:
         return None
-    if newest.step < max(request.from_step, progress.reached(view)):
+    if newest.step < max(request.from_step, step_progress.reached(view)):
         return None
     before = newest.committed_at is not None and newest.committed_at < request.requested_at
     return Verdict(SaveOutcome.FRESH if before else SaveOutcome.COMMITTED, newest.step)
 
 
-def point(ref: CheckpointRef, committed_at: datetime | None = None) -> CheckpointPoint:
+def to_status_point(ref: CheckpointRef, committed_at: datetime | None = None) -> CheckpointPoint:
     """A checkpoint as status shows it."""
     digest = ref.digest[:MAX_DIGEST]
     return CheckpointPoint(attempt=ref.attempt, step=ref.step, digest=digest, committed_at=committed_at)
 
 
-def ref(found: CheckpointPoint) -> CheckpointRef:
+def to_checkpoint_ref(found: CheckpointPoint) -> CheckpointRef:
     """A checkpoint as messages carry it."""
     return CheckpointRef(found.attempt, found.step, found.digest)

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from holdfast_contract.api import CheckpointPoint, TrainingJobStatus
 from holdfast_contract.sync import Inspection
-from holdfast_operator.decide import saves
+from holdfast_operator.decide import requested_saves
 from holdfast_operator.decide.members import SILENT_SECONDS, JobView
 
 
@@ -20,7 +20,7 @@ def inspection_of(view: JobView) -> Inspection | None:
     return last.report.inspection
 
 
-def must_be_looked_into(view: JobView) -> bool:
+def inspection_is_needed(view: JobView) -> bool:
     """Whether the active attempt is over and no agent that saw it can tell what it has committed."""
     active = view.status.active_attempt
     if not active or not view.preparing:
@@ -30,7 +30,7 @@ def must_be_looked_into(view: JobView) -> bool:
     return not survived and not any(h.age_seconds < SILENT_SECONDS for h in last_words)
 
 
-def newest(view: JobView, known: TrainingJobStatus, found: Inspection) -> CheckpointPoint | None:
+def newest_checkpoint(view: JobView, known: TrainingJobStatus, found: Inspection) -> CheckpointPoint | None:
     """The newest checkpoint by what is known and what was found, without those that were refused before.
 
     A known one that is there no more stays the newest: then the ranks say so, and take the next one.
@@ -38,7 +38,7 @@ def newest(view: JobView, known: TrainingJobStatus, found: Inspection) -> Checkp
     refused = {(r.attempt, r.step) for r in known.checkpoint.rejected}
     points = [known.checkpoint.newest] if known.checkpoint.newest is not None else []
     points += [
-        saves.point(ref)
+        requested_saves.to_status_point(ref)
         for ref in found.candidates
         if ref.attempt <= view.status.active_attempt and (ref.attempt, ref.step) not in refused
     ]

@@ -14,20 +14,20 @@ from typing import Any, Final
 FIELDS: Final = ("namespace", "job", "attempt", "pod", "failures")
 QUIET: Final = ("kopf", "urllib3", "aiohttp", "asyncio", "kubernetes")
 
-_about: ContextVar[dict[str, Any] | None] = ContextVar("about", default=None)
+_context: ContextVar[dict[str, Any] | None] = ContextVar("job_context", default=None)
 
 
 @contextlib.contextmanager
-def about(namespace: str, job: str, attempt: int | None) -> Iterator[None]:
+def job_context(namespace: str, job: str, attempt: int | None) -> Iterator[None]:
     """Records made inside name this job and attempt."""
-    token = _about.set({"namespace": namespace, "job": job, "attempt": attempt})
+    token = _context.set({"namespace": namespace, "job": job, "attempt": attempt})
     try:
         yield
     finally:
-        _about.reset(token)
+        _context.reset(token)
 
 
-class OneLine(logging.Formatter):
+class JsonFormatter(logging.Formatter):
     """JSON with sorted importance: time, level, logger, message, then the fields that are known."""
 
     def format(self, record: logging.LogRecord) -> str:
@@ -38,7 +38,7 @@ class OneLine(logging.Formatter):
             "logger": record.name,
             "message": record.getMessage(),
         }
-        known = _about.get() or {}
+        known = _context.get() or {}
         for name in FIELDS:
             value = getattr(record, name, known.get(name))
             if value is not None:
@@ -51,7 +51,7 @@ class OneLine(logging.Formatter):
 def configure(level: int) -> None:
     """Send everything to standard error, one line each; libraries only from warnings on."""
     handler = logging.StreamHandler(sys.stderr)
-    handler.setFormatter(OneLine())
+    handler.setFormatter(JsonFormatter())
     logging.basicConfig(level=level, handlers=[handler], force=True)
     for name in QUIET:
         logging.getLogger(name).setLevel(max(level, logging.WARNING))

@@ -16,14 +16,14 @@ from collections.abc import Callable
 from datetime import datetime
 from typing import Final
 
-from holdfast_operator.decide import conditions, goodput
-from holdfast_operator.decide.actions import Plan, StatusDecision, Wait
+from holdfast_operator.decide import conditions, job_goodput
+from holdfast_operator.decide.actions import JobPlan, StatusDecision, Wait
 from holdfast_operator.decide.effects import plan_effects
 from holdfast_operator.decide.facts import Observation
 from holdfast_operator.decide.members import JobView
 from holdfast_operator.decide.reports import apply_reports
 from holdfast_operator.decide.rules.admission import admit
-from holdfast_operator.decide.rules.completion import complete, rest_if_finished
+from holdfast_operator.decide.rules.completion import complete, stay_finished
 from holdfast_operator.decide.rules.deletion import stop_for_deletion
 from holdfast_operator.decide.rules.failure import fail_for_good
 from holdfast_operator.decide.rules.preemption import answer_notices
@@ -35,7 +35,7 @@ Rule = Callable[[JobView], StatusDecision | Wait | None]
 
 PRECEDENCE: Final[tuple[Rule, ...]] = (
     stop_for_deletion,  # a job that is being deleted saves and goes, whatever its spec says
-    rest_if_finished,  # what has succeeded or failed stays so
+    stay_finished,  # what has succeeded or failed stays so
     complete,  # training reached its end: no later change can undo that
     suspend,  # the user wants the pods back, or gives them again
     fail_for_good,  # nothing that another attempt could mend
@@ -47,7 +47,7 @@ PRECEDENCE: Final[tuple[Rule, ...]] = (
 """The first rule that answers decides this pass."""
 
 
-def decide(observation: Observation, now: datetime) -> Plan:
+def decide(observation: Observation, now: datetime) -> JobPlan:
     """What to do, given everything that is seen and the time. Pure: the same input gives the same plan."""
     seen = JobView.of(observation, now)
     reported = apply_reports(seen)
@@ -61,7 +61,9 @@ def decide(observation: Observation, now: datetime) -> Plan:
     return plan_effects(view, reported, None)
 
 
-def _remember(view: JobView, reported: StatusDecision, decision: StatusDecision) -> Plan:
+def _remember(view: JobView, reported: StatusDecision, decision: StatusDecision) -> JobPlan:
     """Remember the decision first. Nothing else happens in this pass; the next one follows at once."""
-    status = goodput.account(view, conditions.derive(view.under(decision.status), decision.status))
-    return Plan(status=status, events=(*reported.events, *decision.events), counts=(*reported.counts, *decision.counts))
+    status = job_goodput.account(view, conditions.derive(view.under(decision.status), decision.status))
+    return JobPlan(
+        status=status, events=(*reported.events, *decision.events), counts=(*reported.counts, *decision.counts)
+    )

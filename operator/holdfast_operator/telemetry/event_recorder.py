@@ -22,16 +22,16 @@ from typing import Any, Final
 
 from holdfast_contract import keys
 from holdfast_operator.decide.actions import Event
-from holdfast_operator.gateway.errors import AlreadyExists, KubeError, NotFound, TooManyRequests, Unavailable
 from holdfast_operator.gateway.kube import Kube
-from holdfast_operator.ports import Manifest
+from holdfast_operator.gateway.kube_errors import AlreadyExists, KubeError, NotFound, TooManyRequests, Unavailable
+from holdfast_operator.interfaces import Manifest
 
 QUEUE_LIMIT: Final = 1000
 SERIES_SECONDS: Final = 360.0
 """After so long without a repetition the same words begin a new Event (client-go: six minutes)."""
 REFRESH_SECONDS: Final = 60.0
 """How often the count of a series that goes on is written. Its first repetition is written at once."""
-LAST_WORDS_SECONDS: Final = 2.0
+FINAL_FLUSH_SECONDS: Final = 2.0
 """How long the recorder may go on writing what was said before it was stopped."""
 TRIES: Final = 3
 RETRY_SECONDS: Final = 1.0
@@ -48,8 +48,8 @@ log = logging.getLogger(__name__)
 
 
 @dataclass
-class _Said:
-    """One Event and how often its words were said. ``written``: the count that the API server has; 0: none yet."""
+class _RecordedEvent:
+    """One Event and how often its words were recorded. ``written``: the count that the API server has; 0: none yet."""
 
     manifest: Manifest
     emitted_at: float  # on the recorder's clock
@@ -64,7 +64,7 @@ class _Said:
         return {"count": self.count, "lastObservedTime": self.last_observed}
 
 
-class Recorder:
+class EventRecorder:
     """Takes events at once and writes them in the background; the oldest are dropped when there are too many."""
 
     def __init__(
@@ -76,8 +76,8 @@ class Recorder:
     ) -> None:
         self._kube, self._instance, self._clock = kube, instance, clock
         self._refresh_seconds, self._refreshed_at = refresh_seconds, clock()
-        self._queue: deque[_Said] = deque()
-        self._said: OrderedDict[tuple[str, str, str], _Said] = OrderedDict()
+        self._queue: deque[_RecordedEvent] = deque()
+        self._recent: OrderedDict[tuple[str, str, str], _RecordedEvent] = OrderedDict()
         self._microseconds = 0
         self._filled = asyncio.Event()
 
@@ -87,18 +87,18 @@ class Recorder:
         instant = self._instant()
         words = (meta["uid"], event.reason.value, event.message)
         self._forget(now)
-        said = self._said.get(words)
-        if said is not None:
-            said.count, said.emitted_at, said.last_observed = said.count + 1, now, _text(instant)
-            self._said.move_to_end(words)
-            if said.count == 2:  # more often than that waits for the next refresh
-                self._enqueue(said)
+        recorded = self._recent.get(words)
+        if recorded is not None:
+            recorded.count, recorded.emitted_at, recorded.last_observed = recorded.count + 1, now, _text(instant)
+            self._recent.move_to_end(words)
+            if recorded.count == 2:  # more often than that waits for the next refresh
+                self._enqueue(recorded)
             return
         level = logging.WARNING if event.type == "Warning" else logging.INFO
         place = {"namespace": meta["namespace"], "job": meta["name"]}
         log.log(level, "%s: %s", event.reason.value, event.message, extra=place)
-        said = self._said[words] = _Said(self._manifest(job, event, instant), now, _text(instant))
-        self._enqueue(said)
+        recorded = self._recent[words] = _RecordedEvent(self._manifest(job, event, instant), now, _text(instant))
+        self._enqueue(recorded)
 
     async def run(self) -> None:
         """Write until cancelled, and then what was said before that."""
@@ -111,76 +111,76 @@ class Recorder:
                         await self._filled.wait()
         except asyncio.CancelledError:
             with contextlib.suppress(TimeoutError):
-                async with asyncio.timeout(LAST_WORDS_SECONDS):
+                async with asyncio.timeout(FINAL_FLUSH_SECONDS):
                     self._refresh()
                     await self.flush()
             raise
 
     async def flush(self) -> None:
-        """Write what is queued, in the order in which it was said, and the counts that are due."""
+        """Write what is queued, in the order in which it was recorded, and the counts that are due."""
         if self._clock() - self._refreshed_at >= self._refresh_seconds:
             self._refresh()
         while self._queue:
-            said = self._queue.popleft()
+            recorded = self._queue.popleft()
             try:
-                await self._write(said)
+                await self._write(recorded)
             except asyncio.CancelledError:
-                self._queue.appendleft(said)  # its name tells whether it was written all the same
+                self._queue.appendleft(recorded)  # its name tells whether it was written all the same
                 raise
-            said.queued = False
+            recorded.queued = False
 
     def _refresh(self) -> None:
         """Queue every series of which the API server has an older count."""
         self._refreshed_at = self._clock()
-        for said in self._said.values():
-            if said.count != said.written:
-                self._enqueue(said)
+        for recorded in self._recent.values():
+            if recorded.count != recorded.written:
+                self._enqueue(recorded)
 
-    def _enqueue(self, said: _Said) -> None:
-        if said.queued:
+    def _enqueue(self, recorded: _RecordedEvent) -> None:
+        if recorded.queued:
             return
         if len(self._queue) >= QUEUE_LIMIT:
             self._queue.popleft().queued = False
-        said.queued = True
-        self._queue.append(said)
+        recorded.queued = True
+        self._queue.append(recorded)
         self._filled.set()
 
     def _forget(self, now: float) -> None:
         """Drop words that have not been repeated for long. The oldest go first when there are too many."""
-        while self._said:
-            oldest = next(iter(self._said.values()))
-            if len(self._said) <= QUEUE_LIMIT and now - oldest.emitted_at < SERIES_SECONDS:
+        while self._recent:
+            oldest = next(iter(self._recent.values()))
+            if len(self._recent) <= QUEUE_LIMIT and now - oldest.emitted_at < SERIES_SECONDS:
                 return
-            self._said.popitem(last=False)
+            self._recent.popitem(last=False)
             if oldest.count != oldest.written:
                 self._enqueue(oldest)
 
-    async def _write(self, said: _Said) -> None:
+    async def _write(self, recorded: _RecordedEvent) -> None:
         for attempt in range(1, TRIES + 1):
-            count = said.count
+            count = recorded.count
             try:
-                await self._post(said)
+                await self._post(recorded)
             except (TooManyRequests, Unavailable) as error:
                 log.debug("event not written (try %d): %s", attempt, error)
                 await asyncio.sleep(RETRY_SECONDS * attempt)
             except KubeError as error:
                 log.debug("event dropped: %s", error)
-                said.written = count  # refused once is refused again: do not come back for it
+                recorded.written = count  # refused once is refused again: do not come back for it
                 return
             else:
-                said.written = count
+                recorded.written = count
                 return
 
-    async def _post(self, said: _Said) -> None:
-        namespace, name = said.manifest["metadata"]["namespace"], said.manifest["metadata"]["name"]
-        if said.written:
+    async def _post(self, recorded: _RecordedEvent) -> None:
+        namespace, name = recorded.manifest["metadata"]["namespace"], recorded.manifest["metadata"]["name"]
+        if recorded.written:
             try:
-                await self._kube.patch_event_series(namespace, name, said.series)
+                await self._kube.patch_event_series(namespace, name, recorded.series)
             except NotFound:
-                said.written = 0  # it was too old to be kept
+                recorded.written = 0  # it was too old to be kept
             else:
                 return
-        body = said.manifest | ({"series": said.series} if said.count > 1 else {})
+        body = recorded.manifest | ({"series": recorded.series} if recorded.count > 1 else {})
         with contextlib.suppress(AlreadyExists):  # an earlier try of ours whose answer was lost
             await self._kube.create_event(namespace, body)
 

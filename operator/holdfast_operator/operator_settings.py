@@ -25,7 +25,7 @@ _DNS_NAME: Final = re.compile(r"[a-z0-9]([-a-z0-9.]{0,251}[a-z0-9])?")
 T = TypeVar("T")
 
 
-class SettingsError(ValueError):
+class OperatorSettingsError(ValueError):
     """A setting that cannot work. Names the variable, what was found and what is allowed."""
 
     def __init__(self, variable: str, found: object, allowed: str) -> None:
@@ -34,7 +34,7 @@ class SettingsError(ValueError):
 
 
 @dataclass(frozen=True)
-class Settings:
+class OperatorSettings:
     """The operator's settings; see ``from_environment`` for the variables."""
 
     namespace: str
@@ -52,21 +52,21 @@ class Settings:
     bind_address: str | None = None
 
 
-def from_environment(environment: Mapping[str, str]) -> Settings:
+def from_environment(environment: Mapping[str, str]) -> OperatorSettings:
     """Read HOLDFAST_OPERATOR_*. A port of 0 takes any free one; an empty bind address means all interfaces.
 
     Raises:
-        SettingsError: the first variable that is missing or wrong.
+        OperatorSettingsError: the first variable that is missing or wrong.
     """
 
     def read(name: str, parse: Callable[[str, str], T], default: str | None = None) -> T:
         variable = PREFIX + name
         text = environment.get(variable, default)
         if text is None:
-            raise SettingsError(variable, None, "a value: the variable is required")
+            raise OperatorSettingsError(variable, None, "a value: the variable is required")
         return parse(variable, text)
 
-    return Settings(
+    return OperatorSettings(
         namespace=read("NAMESPACE", _namespace),
         pod_name=read("POD_NAME", _dns_name),
         pod_ip=read("POD_IP", _filled),
@@ -85,13 +85,13 @@ def from_environment(environment: Mapping[str, str]) -> Settings:
 
 def _filled(variable: str, text: str) -> str:
     if not text:
-        raise SettingsError(variable, text, "a non-empty value")
+        raise OperatorSettingsError(variable, text, "a non-empty value")
     return text
 
 
 def _namespace(variable: str, text: str) -> str:
     if not _DNS_LABEL.fullmatch(text):
-        raise SettingsError(variable, text, "a namespace: 1 to 63 of a-z, 0-9 and '-', no '-' at the ends")
+        raise OperatorSettingsError(variable, text, "a namespace: 1 to 63 of a-z, 0-9 and '-', no '-' at the ends")
     return text
 
 
@@ -101,7 +101,7 @@ def _optional_namespace(variable: str, text: str) -> str | None:
 
 def _dns_name(variable: str, text: str) -> str:
     if not _DNS_NAME.fullmatch(text):
-        raise SettingsError(variable, text, "an object name: 1 to 253 of a-z, 0-9, '-' and '.'")
+        raise OperatorSettingsError(variable, text, "an object name: 1 to 253 of a-z, 0-9, '-' and '.'")
     return text
 
 
@@ -111,9 +111,9 @@ def _control_url(variable: str, text: str) -> str:
         parts = urlsplit(text)
         _ = parts.port
     except ValueError:
-        raise SettingsError(variable, text, allowed) from None
+        raise OperatorSettingsError(variable, text, allowed) from None
     if parts.scheme != "https" or not parts.hostname or parts.path not in {"", "/"} or parts.query or parts.username:
-        raise SettingsError(variable, text, allowed)
+        raise OperatorSettingsError(variable, text, allowed)
     return text.rstrip("/")
 
 
@@ -121,24 +121,26 @@ def _tls_dir(variable: str, text: str) -> Path:
     folder = Path(text)
     missing = [name for name in TLS_FILES if not (folder / name).is_file()]
     if not text or missing:
-        raise SettingsError(variable, text, f"a folder with {', '.join(TLS_FILES)} (missing: {', '.join(missing)})")
+        raise OperatorSettingsError(
+            variable, text, f"a folder with {', '.join(TLS_FILES)} (missing: {', '.join(missing)})"
+        )
     return folder
 
 
 def _log_level(variable: str, text: str) -> int:
     if text.lower() not in LOG_LEVELS:
-        raise SettingsError(variable, text, " | ".join(LOG_LEVELS))
+        raise OperatorSettingsError(variable, text, " | ".join(LOG_LEVELS))
     return logging.getLevelNamesMapping()[text.upper()]
 
 
 def _orphan_seconds(variable: str, text: str) -> int:
     shortest, longest = ORPHAN_SECONDS
     if not text.isascii() or not text.isdigit() or len(text) > 9 or not shortest <= int(text) <= longest:
-        raise SettingsError(variable, text, f"whole seconds, {shortest} to {longest}")
+        raise OperatorSettingsError(variable, text, f"whole seconds, {shortest} to {longest}")
     return int(text)
 
 
 def _port(variable: str, text: str) -> int:
     if not text.isascii() or not text.isdigit() or int(text) > 65535:
-        raise SettingsError(variable, text, "a port, 0 to 65535")
+        raise OperatorSettingsError(variable, text, "a port, 0 to 65535")
     return int(text)

@@ -17,7 +17,7 @@ BEAT_SECONDS: Final = 1.0
 REQUEST_SECONDS: Final = 5.0
 
 
-class Health:
+class HealthServer:
     """Serves /healthz and /readyz over plain HTTP."""
 
     def __init__(
@@ -73,7 +73,7 @@ class Health:
             faulthandler.dump_traceback(file=sys.stderr, all_threads=True)
 
 
-def _handler(health: Health) -> type[BaseHTTPRequestHandler]:
+def _handler(health: HealthServer) -> type[BaseHTTPRequestHandler]:
     class Handler(BaseHTTPRequestHandler):
         timeout = REQUEST_SECONDS
         server_version = "holdfast"
