@@ -1,4 +1,4 @@
-"""``python -m holdfast_operator``: reads the environment, runs one replica, ends with an exit code."""
+"""``python -m holdfast_operator``: reads the environment, runs one replica and returns its exit code."""
 
 from __future__ import annotations
 
@@ -17,17 +17,17 @@ log = logging.getLogger("holdfast_operator")
 
 
 def main() -> int:
-    """The exit code: 0 after a signal, 64 for settings that cannot work, 1 for anything else."""
+    """Run one replica. Returns 0 after a signal, 64 if the settings are wrong, 1 after any other error."""
     json_logs.configure(logging.INFO)
     try:
         given = operator_settings.from_environment(os.environ)
         json_logs.configure(given.log_level)
         return asyncio.run(_run(given, os.environ.get("KUBECONFIG") or None))
     except (operator_settings.OperatorSettingsError, AccessError) as error:
-        log.error("%s", error)  # noqa: TRY400  the sentence is for whoever set it, a trace is not
+        log.error("%s", error)  # noqa: TRY400  the message is for the person who set it; a trace does not help
         return ExitCode.USAGE
-    except Exception:  # the last one to know; the kubelet starts us again
-        log.exception("the operator cannot go on")
+    except Exception:  # the last handler: the kubelet starts the container again
+        log.exception("the operator ends because of an unexpected error")
         return 1
 
 

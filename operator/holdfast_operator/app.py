@@ -1,8 +1,8 @@
-"""The wiring: which parts there are, who tells whom, and in which order they start and stop.
+"""The wiring of one replica: its parts, how they are connected, and the order in which they start and stop.
 
-watch (kopf, own thread) ──► hints ──► queue ──► reconciler ──► API server
-agents ──► control endpoint ◄──► board ◄──────────────┘
-elector: only while this replica leads do queue and board serve
+watch (kopf, own thread) ──► watch cache ──► queue ──► reconciler ──► API server
+agents ──► control endpoint ◄──► board ◄───────────────────┘
+leader elector: queue and board serve only while this replica leads
 """
 
 from __future__ import annotations
@@ -37,10 +37,10 @@ from holdfast_operator.watch.cache import WatchCache
 
 RESYNC_SECONDS: Final = 30.0
 WATCH_SILENCE_SECONDS: Final = 120.0
-"""How long the watch may be silent about a change that a live list shows: two of its own restarts."""
+"""A change that a live list shows must arrive through the watch within this time: two restarts of the watch."""
 STOP_SECONDS: Final = 10.0
 CRD_SECONDS: Final = 30.0
-"""How long an API server may need until it can be asked for jobs: its storage of a new definition takes a moment."""
+"""How long the API server may take to serve TrainingJobs: it needs a moment after the CRD is installed."""
 RETRY_SECONDS: Final = 0.5
 
 log = logging.getLogger(__name__)
@@ -57,6 +57,18 @@ class Operator:
         times: lease.ElectionTimes | None = None,
         watch_silence_seconds: float = WATCH_SILENCE_SECONDS,
     ) -> None:
+        """Connect the parts; nothing runs before ``run``.
+
+        Args:
+            settings: what the environment sets.
+            kubeconfig: path of a kubeconfig; None uses the pod's ServiceAccount.
+            times: the times of the leader election; None means the defaults.
+            watch_silence_seconds: after a missed change this old, the health check fails.
+
+        Raises:
+            AccessError: there is no usable way to the API server.
+            OSError: a certificate file cannot be read.
+        """
         self._settings, self._times = settings, times
         self._kube = Kube(cluster_access.load(kubeconfig))
         self._certificate = Certificate(settings.tls_dir)
@@ -80,16 +92,16 @@ class Operator:
 
     @property
     def leading(self) -> bool:
-        """Whether this replica is the active one at this instant."""
+        """Whether this replica leads now."""
         return self._elector is not None and self._elector.leading
 
     @property
     def leader_address(self) -> str:
-        """host:port of another replica that leads; "" if none is known."""
+        """host:port of the other replica that leads; "" if no such replica is known."""
         return "" if self._elector is None else self._elector.leader_address
 
     async def run(self) -> int:
-        """Serve until a signal (0) or until a part that may not end has ended (1)."""
+        """Serve until a signal arrives (returns 0) or a part ends that must run forever (returns 1)."""
         self._loop = asyncio.get_running_loop()
         stop = asyncio.Event()
         for number in (signal.SIGTERM, signal.SIGINT):
@@ -98,7 +110,7 @@ class Operator:
         elector = await self._listen()
         self._watch.start()
         parts: dict[str, Coroutine[Any, Any, Any]] = {
-            "watch": _ended(self._watch),
+            "watch": _until_ended(self._watch),
             "lease": elector.run(),
             "events": self._recorder.run(),
             "heartbeat": self._health.beat(),
@@ -109,21 +121,12 @@ class Operator:
         stopped = asyncio.create_task(stop.wait(), name="signal")
         try:
             await asyncio.wait([*tasks, stopped], return_when=asyncio.FIRST_COMPLETED)
-            return self._verdict(tasks)
+            return _exit_code(tasks)
         finally:
             await self._shut_down([*tasks, stopped])
 
-    def _verdict(self, tasks: list[asyncio.Task[Any]]) -> int:
-        code = 0
-        for task in tasks:
-            if task.done():
-                error = None if task.cancelled() else task.exception()
-                log.error("%s has ended: %s; ending with it", task.get_name(), error or "without a reason")
-                code = 1
-        return code
-
     async def _shut_down(self, tasks: list[asyncio.Task[Any]]) -> None:
-        """Stop acting first, then say so (the Lease), then stop serving."""
+        """Stop acting first, then release the Lease, then stop serving."""
         with contextlib.suppress(TimeoutError):
             async with asyncio.timeout(STOP_SECONDS):
                 self._end_term()
@@ -138,23 +141,23 @@ class Operator:
         self._kube.close()
 
     async def _require_crd(self) -> None:
-        """Without the definition of TrainingJob there is nothing to do; whoever starts us tries again."""
+        """Wait until the API server serves TrainingJobs. Without the CRD the process ends; the kubelet restarts it."""
         with contextlib.suppress(TimeoutError):
             async with asyncio.timeout(CRD_SECONDS):
                 while True:
                     if await self._crd_is_served():
                         return
                     await asyncio.sleep(RETRY_SECONDS)
-        raise RuntimeError(f"{keys.PLURAL}: the API server could not list them within {CRD_SECONDS:.0f} s")
+        raise RuntimeError(f"the API server did not list {keys.PLURAL} within {CRD_SECONDS:.0f} s")
 
     async def _crd_is_served(self) -> bool:
-        """Whether jobs can be listed now. Raises RuntimeError if they never can be."""
+        """Whether TrainingJobs can be listed now. Raises RuntimeError if the CRD is not installed."""
         try:
             self._cache.replace_jobs(await self._kube.list_jobs(self._settings.watch_namespace))
         except NotFound:
-            raise RuntimeError(f"{keys.CRD_NAME}: found no such definition, allowed: installed before us") from None
+            raise RuntimeError(f"CRD {keys.CRD_NAME} is not installed; install it before the operator") from None
         except (TooManyRequests, Unavailable) as error:
-            log.warning("not yet: %s", error)
+            log.warning("the API server does not list %s yet: %s", keys.PLURAL, error)
             return False
         return True
 
@@ -176,7 +179,7 @@ class Operator:
         return self._elector
 
     def _is_ready(self) -> bool:
-        """A standby is ready too: it answers agents with the leader's address."""
+        """Whether this replica serves. A standby does, too: it answers agents with the leader's address."""
         return self._watch.ready and self._elector is not None and self._elector.consulted
 
     # Leading
@@ -219,25 +222,25 @@ class Operator:
         )
 
     def _take_certificate(self) -> None:
-        """New pods get the new CA bundle; a reconciler keeps nothing between passes."""
+        """Pass the new CA bundle to new pods. The reconciler has no state, so it is simply made again."""
         self._reconciler = self._make_reconciler()
 
-    # What has changed
+    # Watch events and resync
 
     def _on_watch_event(self, resource: str, event: str, item: Mapping[str, Any]) -> None:
-        """From the watch's thread."""
+        """Called in the watch's thread."""
         self._audit.delivered(resource, event, item)
         self._metrics.saw_event(resource)
         if self._loop is not None:
             self._loop.call_soon_threadsafe(self._apply_watch_event, resource, event, item)
 
     def _apply_watch_event(self, resource: str, event: str, item: Mapping[str, Any]) -> None:
-        see = {watch.JOBS: self._cache.job, watch.PODS: self._cache.pod, watch.NODES: self._cache.node}[resource]
-        for key in see(event, item):
+        updates = {watch.JOBS: self._cache.job, watch.PODS: self._cache.pod, watch.NODES: self._cache.node}
+        for key in updates[resource](event, item):
             self._wake(*key)
 
     async def _resync_forever(self) -> None:
-        """Every job at least so often, whatever the watch tells; and whether the watch tells everything."""
+        """Wake every job every RESYNC_SECONDS, and check that the watch delivers every change."""
         while True:
             self._resync.clear()
             try:
@@ -260,5 +263,16 @@ class Operator:
         self._audit.listed(watch.NODES, await self._kube.node_versions())
 
 
-async def _ended(watched: watch.KopfWatch) -> None:
+async def _until_ended(watched: watch.KopfWatch) -> None:
     await asyncio.wrap_future(watched.ended)
+
+
+def _exit_code(tasks: list[asyncio.Task[Any]]) -> int:
+    """0 if no part has ended, else 1; logs which part ended and why."""
+    code = 0
+    for task in tasks:
+        if task.done():
+            error = None if task.cancelled() else task.exception()
+            log.error("%s has ended: %s; the process ends, too", task.get_name(), error or "without an error")
+            code = 1
+    return code

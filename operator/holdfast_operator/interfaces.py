@@ -1,4 +1,4 @@
-"""What the reconciler needs besides the API server and the board, as interfaces: two clocks and two outlets."""
+"""What the reconciler needs besides the API server and the board, as interfaces: clocks, Events and metrics."""
 
 from __future__ import annotations
 
@@ -15,29 +15,34 @@ Manifest = dict[str, Any]
 class Events(Protocol):
     """The recorder of Kubernetes Events. Never blocks, never raises."""
 
-    def emit(self, job: Manifest, event: Event) -> None: ...
+    def emit(self, job: Manifest, event: Event) -> None:
+        """Record one Event about the job."""
 
 
 class Metrics(Protocol):
     """The counters. Never blocks, never raises."""
 
-    def count(self, count: Count) -> None: ...
+    def count(self, count: Count) -> None:
+        """Add to a counter, or observe a value."""
 
 
 class Clock(Protocol):
-    """Two clocks: the wall for what people read and what outlives this process, the monotonic for ages."""
+    """Two clocks: wall time for what people read and what outlives this process, monotonic time for ages."""
 
-    def now(self) -> datetime: ...
-    def monotonic(self) -> float: ...
+    def now(self) -> datetime:
+        """Wall time, UTC."""
+
+    def monotonic(self) -> float:
+        """Seconds since some fixed instant; never goes back."""
 
 
 class SystemClock:
     """The machine's clocks."""
 
     def now(self) -> datetime:
-        """Wall clock, UTC."""
+        """Wall time, UTC."""
         return datetime.now(UTC)
 
     def monotonic(self) -> float:
-        """Seconds since some instant; never goes back."""
+        """Seconds since some fixed instant; never goes back."""
         return monotonic()

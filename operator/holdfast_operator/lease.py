@@ -1,8 +1,11 @@
-"""Who of the replicas is active, by a Lease with the semantics of client-go.
+"""Leader election by a Lease, with the semantics of client-go.
 
-Nobody compares wall clocks: a candidate measures with its own monotonic clock how long the record has stood still. The
-Lease only keeps two replicas from disturbing each other; that nothing is done twice rests on conditional writes,
+No two machines' wall clocks are compared: a candidate measures with its own monotonic clock for how long the record has
+not changed. The Lease only keeps replicas out of each other's way. What prevents double work are conditional writes,
 deterministic names and the attempt number.
+
+The ``kubernetes`` client ships a leader election, too. It measures with the wall clock, blocks threads, sends requests
+without a deadline and never releases the Lease, so this module stays.
 """
 
 from __future__ import annotations
@@ -36,12 +39,20 @@ class ElectionTimes:
 
 
 def identity(pod_name: str, host: str, port: int) -> str:
-    """What the record names as holder: which pod, and where it serves agents. A restarted container is the same."""
+    """The holder's identity in the Lease: its pod, and the address at which it serves agents.
+
+    A restarted container has the same identity.
+
+    Args:
+        pod_name: name of the replica's pod.
+        host: IP address of the pod, version 4 or 6.
+        port: port of the control endpoint.
+    """
     return f"{pod_name}@[{host}]:{port}" if ":" in host else f"{pod_name}@{host}:{port}"
 
 
 def address_of(holder: str) -> str:
-    """host:port out of a holder's identity; "" if it has none."""
+    """host:port from a holder's identity; "" if it names no address."""
     return holder.partition("@")[2]
 
 
@@ -62,6 +73,17 @@ class LeaderElector:
         times: ElectionTimes | None = None,
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
+        """Prepare; ``run`` competes.
+
+        Args:
+            kube: access to the API server.
+            namespace: namespace of the Lease.
+            name: name of the Lease.
+            me: this replica's ``identity``.
+            on_change: see the class.
+            times: the election's times; None means the defaults.
+            clock: monotonic seconds.
+        """
         self._kube, self._namespace, self._name, self._me = kube, namespace, name, me
         self._on_change, self._times, self._clock = on_change, times or ElectionTimes(), clock
         self._lease: Json | None = None
@@ -72,9 +94,9 @@ class LeaderElector:
 
     @property
     def leading(self) -> bool:
-        """Whether this replica may act now: it holds the Lease and renewed it within the deadline.
+        """Whether this replica may act now: it holds the Lease and renewed it within the renew deadline.
 
-        Computed from the clock, so it is right even before the loop has noticed (a process that was stopped).
+        Computed from the clock, so it is right even if the process was paused and the loop has not run since.
         """
         return self._renewed_at is not None and self._clock() < self._renewed_at + self._times.renew_deadline_seconds
 
@@ -85,14 +107,14 @@ class LeaderElector:
 
     @property
     def leader_address(self) -> str:
-        """host:port of the replica that the record names, if its record is not known to be stale; else ""."""
+        """host:port of the replica that the Lease names; "" if that is this one, or if the record is stale."""
         holder = str((self._record or {}).get("holderIdentity") or "")
         if not holder or holder == self._me or self._is_stale():
             return ""
         return address_of(holder)
 
     async def run(self) -> None:
-        """Compete until cancelled."""
+        """Compete for the Lease until cancelled."""
         while True:
             await self._attempt()
             if self._renewed_at is not None and not self.leading:
@@ -100,7 +122,7 @@ class LeaderElector:
             await asyncio.sleep(self._times.retry_seconds)
 
     async def release(self) -> None:
-        """Give the Lease back so that another replica need not wait for it to grow stale. Never raises."""
+        """Release the Lease so that another replica need not wait until it is stale. Never raises."""
         if self._renewed_at is None or self._lease is None:
             return
         self._lose("released")
@@ -110,7 +132,7 @@ class LeaderElector:
                 await self._kube.update_lease({**self._lease, "spec": spec})
 
     async def _attempt(self) -> None:
-        """One try to take or renew. A leader gives up when its deadline passes, even if the request still hangs."""
+        """Try once to take or renew the Lease. A leader gives up at its deadline even while the request still hangs."""
         began = self._clock()
         limit = self._times.renew_deadline_seconds
         if self._renewed_at is not None:
@@ -137,7 +159,7 @@ class LeaderElector:
 
     async def _take_or_renew(self) -> bool:
         if self._renewed_at is not None and self._lease is not None:
-            try:  # the common case costs one request
+            try:  # the usual case: one request
                 self._remember(await self._kube.update_lease(self._renewal(self._lease)))
                 return True
             except Conflict:
@@ -173,12 +195,12 @@ class LeaderElector:
         return True
 
     def _renewal(self, lease: Json) -> Json:
-        """The record with us as holder; a change of holder is counted and dated."""
+        """The Lease with this replica as holder. A change of holder is counted and dated."""
         old, now = lease.get("spec") or {}, _now()
         new = {
             **old,
             "holderIdentity": self._me,
-            "leaseDurationSeconds": math.ceil(self._times.duration_seconds),  # never less than what we rely on
+            "leaseDurationSeconds": math.ceil(self._times.duration_seconds),  # rounded up: never shorter than promised
             "renewTime": now,
         }
         if old.get("holderIdentity") != self._me:

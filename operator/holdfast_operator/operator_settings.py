@@ -1,4 +1,4 @@
-"""What the operator is told from outside, checked once at the start. Only ``__main__`` passes the environment in."""
+"""The operator's settings, read from the environment and checked once at the start. Only ``__main__`` reads it."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from holdfast_operator.decide.children import DEFAULT_ORPHAN_SECONDS
 
 PREFIX: Final = "HOLDFAST_OPERATOR_"
 ORPHAN_SECONDS: Final = (10, 604_800)
-"""Shortest and longest: an operator's Lease alone needs 15 s to change hands, and nothing is repaired after a week."""
+"""Shortest and longest. A Lease needs 15 s to pass to another replica; after a week nobody repairs the operator."""
 LOG_LEVELS: Final = ("debug", "info", "warning", "error")
 TLS_FILES: Final = ("tls.crt", "tls.key", "ca.crt")
 
@@ -26,11 +26,19 @@ T = TypeVar("T")
 
 
 class OperatorSettingsError(ValueError):
-    """A setting that cannot work. Names the variable, what was found and what is allowed."""
+    """A setting is missing or wrong. The message names the variable, the value found and the values allowed."""
 
-    def __init__(self, variable: str, found: object, allowed: str) -> None:
+    def __init__(self, variable: str, found: str | None, allowed: str) -> None:
+        """Build the message.
+
+        Args:
+            variable: name of the environment variable.
+            found: its value; None if it is not set.
+            allowed: a description of the values that work.
+        """
         self.variable, self.found, self.allowed = variable, found, allowed
-        super().__init__(f"{variable}: found {found!r}, allowed: {allowed}")
+        missing = f"`{variable}` is required but not set"
+        super().__init__(missing if found is None else f"{variable}: found {found!r}, allowed: {allowed}")
 
 
 @dataclass(frozen=True)
@@ -53,23 +61,23 @@ class OperatorSettings:
 
 
 def from_environment(environment: Mapping[str, str]) -> OperatorSettings:
-    """Read HOLDFAST_OPERATOR_*. A port of 0 takes any free one; an empty bind address means all interfaces.
+    """Read the variables HOLDFAST_OPERATOR_*. Port 0 means any free port; an empty bind address, all interfaces.
 
     Raises:
-        OperatorSettingsError: the first variable that is missing or wrong.
+        OperatorSettingsError: names the first variable that is missing or wrong.
     """
 
     def read(name: str, parse: Callable[[str, str], T], default: str | None = None) -> T:
         variable = PREFIX + name
         text = environment.get(variable, default)
         if text is None:
-            raise OperatorSettingsError(variable, None, "a value: the variable is required")
+            raise OperatorSettingsError(variable, None, "any value")
         return parse(variable, text)
 
     return OperatorSettings(
         namespace=read("NAMESPACE", _namespace),
         pod_name=read("POD_NAME", _dns_name),
-        pod_ip=read("POD_IP", _filled),
+        pod_ip=read("POD_IP", _non_empty),
         control_url=read("CONTROL_URL", _control_url),
         tls_dir=read("TLS_DIR", _tls_dir),
         lease_name=read("LEASE_NAME", _dns_name),
@@ -83,7 +91,7 @@ def from_environment(environment: Mapping[str, str]) -> OperatorSettings:
     )
 
 
-def _filled(variable: str, text: str) -> str:
+def _non_empty(variable: str, text: str) -> str:
     if not text:
         raise OperatorSettingsError(variable, text, "a non-empty value")
     return text
