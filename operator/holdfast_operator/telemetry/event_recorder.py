@@ -1,11 +1,12 @@
-"""The recorder of Kubernetes Events: best effort, bounded, and without any influence on reconciling.
+"""The recorder of Kubernetes Events: best effort, bounded, and without influence on reconciling.
 
-An Event follows the status write that contains its cause, so it is posted once or, if the operator dies in between,
-never. The exception are words without a trace in the status (a pod that could not be created): each operator that
-starts may say those once. Words that repeat become one Event with a series, as client-go does it.
+An Event follows the status write that contains its cause. So it is posted once, or never if the operator dies in
+between. The exception are messages without a trace in the status (a pod that could not be created): each operator that
+starts may post those once. A message that repeats becomes one Event with a series, as in client-go. The ``kubernetes``
+client for Python has no recorder.
 
-Order: an Event's name ends with the instant in ``eventTime``, and no two of one recorder have the same. Whoever lists
-by name (``kubectl get events``, ``kubectl describe``) or sorts by time (``kubectl events``) sees causes before effects.
+Order: an Event's name ends with the instant in ``eventTime``, and no two Events of one recorder share an instant. Lists
+by name (``kubectl get events``, ``kubectl describe``) and by time (``kubectl events``) show causes before effects.
 """
 
 from __future__ import annotations
@@ -28,11 +29,11 @@ from holdfast_operator.interfaces import Manifest
 
 QUEUE_LIMIT: Final = 1000
 SERIES_SECONDS: Final = 360.0
-"""After so long without a repetition the same words begin a new Event (client-go: six minutes)."""
+"""After this time without a repetition, the same message starts a new Event (client-go: six minutes)."""
 REFRESH_SECONDS: Final = 60.0
-"""How often the count of a series that goes on is written. Its first repetition is written at once."""
+"""How often the count of a continuing series is written. The first repetition is written at once."""
 FINAL_FLUSH_SECONDS: Final = 2.0
-"""How long the recorder may go on writing what was said before it was stopped."""
+"""How long a stopped recorder may take to write what was emitted before."""
 TRIES: Final = 3
 RETRY_SECONDS: Final = 1.0
 COMPONENT: Final = "holdfast-operator"
@@ -40,7 +41,7 @@ ACTION: Final = "Reconcile"
 MAX_NOTE_BYTES: Final = 1024
 """The API server refuses an Event with more."""
 MAX_NAME: Final = 230
-"""How much of a job's name goes into an Event's: 253 is the limit, a dot and 16 digits follow."""
+"""How many characters of a job's name an Event's name takes: the limit is 253, and a dot and 16 digits follow."""
 
 _EPOCH: Final = datetime(1970, 1, 1, tzinfo=UTC)
 
@@ -49,7 +50,7 @@ log = logging.getLogger(__name__)
 
 @dataclass
 class _RecordedEvent:
-    """One Event and how often its words were recorded. ``written``: the count that the API server has; 0: none yet."""
+    """One Event and how often it was emitted. ``written``: the count that the API server has; 0: none yet."""
 
     manifest: Manifest
     emitted_at: float  # on the recorder's clock
@@ -60,12 +61,12 @@ class _RecordedEvent:
 
     @property
     def series(self) -> dict[str, Any]:
-        """As the API has it; only for words that were repeated."""
+        """The field ``series`` of the API; only for Events that were repeated."""
         return {"count": self.count, "lastObservedTime": self.last_observed}
 
 
 class EventRecorder:
-    """Takes events at once and writes them in the background; the oldest are dropped when there are too many."""
+    """Queues Events at once and writes them in the background; the oldest are dropped when there are too many."""
 
     def __init__(
         self,
@@ -74,6 +75,14 @@ class EventRecorder:
         clock: Callable[[], float] = time.monotonic,
         refresh_seconds: float = REFRESH_SECONDS,
     ) -> None:
+        """Prepare; ``run`` writes.
+
+        Args:
+            kube: access to the API server.
+            instance: name of this replica's pod, the Events' ``reportingInstance``.
+            clock: monotonic seconds.
+            refresh_seconds: how often the counts of continuing series are written.
+        """
         self._kube, self._instance, self._clock = kube, instance, clock
         self._refresh_seconds, self._refreshed_at = refresh_seconds, clock()
         self._queue: deque[_RecordedEvent] = deque()
@@ -82,26 +91,26 @@ class EventRecorder:
         self._filled = asyncio.Event()
 
     def emit(self, job: Manifest, event: Event) -> None:
-        """Queue one event; the same words about the same object are counted, not said again."""
+        """Queue one Event; the same message about the same object is counted, not posted again."""
         meta, now = job["metadata"], self._clock()
         instant = self._instant()
-        words = (meta["uid"], event.reason.value, event.message)
-        self._forget(now)
-        recorded = self._recent.get(words)
+        message_key = (meta["uid"], event.reason.value, event.message)
+        self._drop_old(now)
+        recorded = self._recent.get(message_key)
         if recorded is not None:
             recorded.count, recorded.emitted_at, recorded.last_observed = recorded.count + 1, now, _text(instant)
-            self._recent.move_to_end(words)
-            if recorded.count == 2:  # more often than that waits for the next refresh
+            self._recent.move_to_end(message_key)
+            if recorded.count == 2:  # further repetitions wait for the next refresh
                 self._enqueue(recorded)
             return
         level = logging.WARNING if event.type == "Warning" else logging.INFO
         place = {"namespace": meta["namespace"], "job": meta["name"]}
         log.log(level, "%s: %s", event.reason.value, event.message, extra=place)
-        recorded = self._recent[words] = _RecordedEvent(self._manifest(job, event, instant), now, _text(instant))
+        recorded = self._recent[message_key] = _RecordedEvent(self._manifest(job, event, instant), now, _text(instant))
         self._enqueue(recorded)
 
     async def run(self) -> None:
-        """Write until cancelled, and then what was said before that."""
+        """Write until cancelled; then write what was emitted before that."""
         try:
             while True:
                 await self.flush()
@@ -117,7 +126,7 @@ class EventRecorder:
             raise
 
     async def flush(self) -> None:
-        """Write what is queued, in the order in which it was recorded, and the counts that are due."""
+        """Write what is queued, in the order of emission, and the counts that are due."""
         if self._clock() - self._refreshed_at >= self._refresh_seconds:
             self._refresh()
         while self._queue:
@@ -125,7 +134,7 @@ class EventRecorder:
             try:
                 await self._write(recorded)
             except asyncio.CancelledError:
-                self._queue.appendleft(recorded)  # its name tells whether it was written all the same
+                self._queue.appendleft(recorded)  # a second write is harmless: its name exists already
                 raise
             recorded.queued = False
 
@@ -145,8 +154,8 @@ class EventRecorder:
         self._queue.append(recorded)
         self._filled.set()
 
-    def _forget(self, now: float) -> None:
-        """Drop words that have not been repeated for long. The oldest go first when there are too many."""
+    def _drop_old(self, now: float) -> None:
+        """Drop messages that have not been repeated for long. The oldest go first when there are too many."""
         while self._recent:
             oldest = next(iter(self._recent.values()))
             if len(self._recent) <= QUEUE_LIMIT and now - oldest.emitted_at < SERIES_SECONDS:
@@ -165,7 +174,7 @@ class EventRecorder:
                 await asyncio.sleep(RETRY_SECONDS * attempt)
             except KubeError as error:
                 log.debug("event dropped: %s", error)
-                recorded.written = count  # refused once is refused again: do not come back for it
+                recorded.written = count  # a refused Event would be refused again: do not retry
                 return
             else:
                 recorded.written = count
@@ -177,15 +186,15 @@ class EventRecorder:
             try:
                 await self._kube.patch_event_series(namespace, name, recorded.series)
             except NotFound:
-                recorded.written = 0  # it was too old to be kept
+                recorded.written = 0  # the API server no longer keeps it
             else:
                 return
         body = recorded.manifest | ({"series": recorded.series} if recorded.count > 1 else {})
-        with contextlib.suppress(AlreadyExists):  # an earlier try of ours whose answer was lost
+        with contextlib.suppress(AlreadyExists):  # an earlier try succeeded and its answer was lost
             await self._kube.create_event(namespace, body)
 
     def _instant(self) -> datetime:
-        """The wall clock in whole microseconds, but always later than the last time."""
+        """The wall clock in whole microseconds, always later than the previous instant."""
         self._microseconds = max(self._microseconds + 1, time.time_ns() // 1000)
         return _EPOCH + timedelta(microseconds=self._microseconds)
 
@@ -215,5 +224,5 @@ class EventRecorder:
 
 
 def _text(instant: datetime) -> str:
-    """A MicroTime of the API."""
+    """The instant as a MicroTime of the API."""
     return instant.strftime("%Y-%m-%dT%H:%M:%S.%fZ")

@@ -1,4 +1,4 @@
-"""One line per record: time, level, what, and which job and attempt it is about."""
+"""Log records as one line of JSON each, with the job and the attempt that they concern."""
 
 from __future__ import annotations
 
@@ -19,7 +19,13 @@ _context: ContextVar[dict[str, Any] | None] = ContextVar("job_context", default=
 
 @contextlib.contextmanager
 def job_context(namespace: str, job: str, attempt: int | None) -> Iterator[None]:
-    """Records made inside name this job and attempt."""
+    """Log records made inside this context name the job and the attempt.
+
+    Args:
+        namespace: the job's namespace.
+        job: the job's name.
+        attempt: number of the newest attempt; None if it is unknown.
+    """
     token = _context.set({"namespace": namespace, "job": job, "attempt": attempt})
     try:
         yield
@@ -28,10 +34,10 @@ def job_context(namespace: str, job: str, attempt: int | None) -> Iterator[None]
 
 
 class JsonFormatter(logging.Formatter):
-    """JSON with sorted importance: time, level, logger, message, then the fields that are known."""
+    """Formats a record as JSON: time, level, logger, message, then the known FIELDS."""
 
     def format(self, record: logging.LogRecord) -> str:
-        """The record as one line, a trace included."""
+        """The record as one line, including a traceback."""
         line: dict[str, Any] = {
             "time": datetime.fromtimestamp(record.created, UTC).isoformat(timespec="milliseconds"),
             "level": record.levelname.lower(),
@@ -49,7 +55,7 @@ class JsonFormatter(logging.Formatter):
 
 
 def configure(level: int) -> None:
-    """Send everything to standard error, one line each; libraries only from warnings on."""
+    """Send all records to standard error; those of the libraries in QUIET only from level WARNING on."""
     handler = logging.StreamHandler(sys.stderr)
     handler.setFormatter(JsonFormatter())
     logging.basicConfig(level=level, handlers=[handler], force=True)
