@@ -1,13 +1,19 @@
-"""The operator's decisions, in order. Begin reading here.
+"""The operator's decisions, in their order. Begin reading here.
 
-A job is a row of numbers in its status. A rule that decides something writes it there and stops (a *status decision*):
-the attempt that follows, the save that is asked for, the replacement in preparation. Pods, directives and deletions are
-never decided: they follow from the stored numbers (``effects``). An operator that dies between two calls loses nothing;
-the next pass goes on from what is stored.
+The status of a job holds a few numbers: the newest attempt, the active attempt, the attempt in preparation, the open
+save request. Each pass asks the rules in turn. The first rule with an answer decides the pass, in one of two ways:
 
-    no attempt ──admit──► attempt n trains ──crash, lost pod──► n+1 prepared ──all agents there──► n+1 trains ...
-                              │  └─notice: save, n+1 prepared while n trains on, switch──────────────▲
-                              └─ completion, failure, suspension, deletion
+    StatusDecision   the rule changes those numbers; the pass stores them and does nothing else
+    Wait             nothing changes; no later rule is asked
+
+Without a status decision, the pass brings about what the stored numbers say: ``effects`` derives pods, directives and
+deletions from them. So an operator that dies between two requests loses nothing: the next pass continues from the status.
+
+The life of a job (n is the number of an attempt):
+
+    no attempt ──admit──► n trains ──crash, lost pod──► n+1 prepared ──all agents report──► n+1 trains ──► ...
+                             │ └─notice: save; n+1 prepared while n trains; switch─────────────▲
+                             └─completion, failure, suspension, deletion
 """
 
 from __future__ import annotations
@@ -34,35 +40,35 @@ from holdfast_operator.decide.rules.suspension import suspend
 Rule = Callable[[JobView], StatusDecision | Wait | None]
 
 PRECEDENCE: Final[tuple[Rule, ...]] = (
-    stop_for_deletion,  # a job that is being deleted saves and goes, whatever its spec says
-    stay_finished,  # what has succeeded or failed stays so
-    complete,  # training reached its end: no later change can undo that
-    suspend,  # the user wants the pods back, or gives them again
-    fail_for_good,  # nothing that another attempt could mend
-    answer_notices,  # a place is about to go: save, prepare, switch
-    recover,  # an attempt has ended: name the cause, count it once, number the next
+    stop_for_deletion,  # the user deletes the job: save, stop, let it go
+    stay_finished,  # a job that has succeeded or failed does not change any more
+    complete,  # every worker finished training: the job has succeeded
+    suspend,  # the user suspends or resumes the job
+    fail_for_good,  # another attempt cannot help: the job has failed
+    answer_notices,  # a preemption notice: save, prepare new pods, switch
+    recover,  # an attempt has ended: name the cause, count it once, number the next attempt
     prepare,  # the next attempt begins once every worker's agent has reported
-    admit,  # the first attempt: look into the run's folder, settle whose it is
+    admit,  # the first attempt: inspect the run's folder, check its owner
 )
-"""The first rule that answers decides this pass."""
+"""The first rule that answers decides the pass; see the files in ``rules``."""
 
 
 def decide(observation: Observation, now: datetime) -> JobPlan:
-    """What to do, given everything that is seen and the time. Pure: the same input gives the same plan."""
-    seen = JobView.of(observation, now)
-    reported = apply_reports(seen)
-    view = seen.under(reported.status)
+    """The plan for one pass, given what is observed and the time. Pure: the same input gives the same plan."""
+    observed = JobView.of(observation, now)
+    reported = apply_reports(observed)
+    view = observed.under(reported.status)
     for rule in PRECEDENCE:
         answer = rule(view)
         if isinstance(answer, StatusDecision):
-            return _remember(view, reported, answer)
+            return _store(view, reported, answer)
         if isinstance(answer, Wait):
             return plan_effects(view, reported, answer.seconds)
     return plan_effects(view, reported, None)
 
 
-def _remember(view: JobView, reported: StatusDecision, decision: StatusDecision) -> JobPlan:
-    """Remember the decision first. Nothing else happens in this pass; the next one follows at once."""
+def _store(view: JobView, reported: StatusDecision, decision: StatusDecision) -> JobPlan:
+    """Store the decision. Nothing else happens in this pass; the next pass follows at once."""
     status = job_goodput.account(view, conditions.derive(view.under(decision.status), decision.status))
     return JobPlan(
         status=status, events=(*reported.events, *decision.events), counts=(*reported.counts, *decision.counts)
