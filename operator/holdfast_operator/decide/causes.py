@@ -144,10 +144,11 @@ class End:
             return f"the pod of worker {index} no longer exists"
         if self.evidence.node_lost:
             return f"node {pod.node} is lost, and worker {index} with it"
+        place = f" on node {pod.node}" if pod.node else ""
         if self.code is None:
             reason = self.evidence.pod_reason or self.evidence.pod_phase
-            return f"pod {pod.name} of worker {index} on node {pod.node} ended ({reason})"
-        return f"the trainer of worker {index} on node {pod.node} exited with code {self.code}"
+            return f"pod {pod.name} of worker {index}{place} ended ({reason})"
+        return f"the trainer of worker {index}{place} exited with code {self.code}"
 
 
 def ends(view: JobView) -> tuple[End, ...]:
