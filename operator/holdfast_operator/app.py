@@ -47,7 +47,18 @@ log = logging.getLogger(__name__)
 
 
 class Operator:
-    """One replica of the operator."""
+    """One replica of the operator. Nothing runs before ``run``.
+
+    Args:
+        settings: what the environment sets.
+        kubeconfig: path of a kubeconfig; None uses the pod's ServiceAccount.
+        times: the times of the leader election; None means the defaults.
+        watch_silence_seconds: after a missed change this old, the health check fails.
+
+    Raises:
+        AccessError: there is no usable way to the API server.
+        OSError: a certificate file cannot be read.
+    """
 
     def __init__(
         self,
@@ -57,18 +68,6 @@ class Operator:
         times: lease.ElectionTimes | None = None,
         watch_silence_seconds: float = WATCH_SILENCE_SECONDS,
     ) -> None:
-        """Connect the parts; nothing runs before ``run``.
-
-        Args:
-            settings: what the environment sets.
-            kubeconfig: path of a kubeconfig; None uses the pod's ServiceAccount.
-            times: the times of the leader election; None means the defaults.
-            watch_silence_seconds: after a missed change this old, the health check fails.
-
-        Raises:
-            AccessError: there is no usable way to the API server.
-            OSError: a certificate file cannot be read.
-        """
         self._settings, self._times = settings, times
         self._kube = Kube(cluster_access.load(kubeconfig))
         self._certificate = Certificate(settings.tls_dir)

@@ -53,20 +53,20 @@ class Transport:
         accept: str = JSON_TYPE,
         deadline_seconds: float = DEADLINE_SECONDS,
     ) -> dict[str, Any]:
-        """Send one request and return the parsed JSON answer.
+        """Send one request; return the parsed JSON answer.
 
         Args:
             method: HTTP method.
-            path: path on the API server, quoted.
+            path: quoted path on the API server.
             what: the request in words, for error messages.
             query: query parameters.
-            body: JSON-serialisable body; None sends none.
+            body: sent as JSON; None sends no body.
             content_type: media type of the body.
             accept: media type of the answer.
-            deadline_seconds: time for the whole request once a thread is free.
+            deadline_seconds: time for the request once a thread is free.
 
         Raises:
-            KubeError: of the class that fits the answer; Unavailable if there is none before the deadline.
+            KubeError: the class fits the answer; Unavailable if there is none before the deadline.
         """
         loop = asyncio.get_running_loop()
         url = f"{path}?{urlencode(query)}" if query else path
@@ -79,14 +79,14 @@ class Transport:
             raise kube_errors.Unavailable(what, reason="DeadlineExceeded", message="no answer in time") from None
 
     def _request(
-        self, method: str, url: str, what: str, body: Any, headers: dict[str, str], deadline: float
+        self, method: str, url: str, what: str, body: Any, headers: dict[str, str], deadline_seconds: float
     ) -> dict[str, Any]:
         # Credentials are added to each request: the client reads the token file again as it rotates.
         _, _, headers, _, _ = self._client.param_serialize(
             method, url, header_params=headers, auth_settings=["BearerToken"]
         )
         address = f"{self._client.configuration.host}{url}"
-        timeout = (min(CONNECT_SECONDS, deadline), deadline)
+        timeout = (min(CONNECT_SECONDS, deadline_seconds), deadline_seconds)
         try:
             response = self._client.call_api(method, address, headers, body, _request_timeout=timeout)
             data: bytes = response.read()

@@ -140,11 +140,6 @@ def pod_fact(raw: Mapping[str, Any], job_uid: str, avoided_by_user: frozenset[st
     index, attempt = found.get(keys.LABEL_REPLICA_INDEX, ""), found.get(keys.LABEL_CREATED_IN_ATTEMPT, "")
     if not owned or not _is_number(index) or not _is_number(attempt):
         return None
-    disrupted = [
-        c.get("reason", "")
-        for c in status.get("conditions", [])
-        if c.get("type") == "DisruptionTarget" and c.get("status") == "True"
-    ]
     trainer = _trainer_status(status)
     return PodFact(
         name=meta["name"],
@@ -157,11 +152,19 @@ def pod_fact(raw: Mapping[str, Any], job_uid: str, avoided_by_user: frozenset[st
         ip=status.get("podIP", ""),
         deleted_at=_instant(meta.get("deletionTimestamp")),
         grace_seconds=meta.get("deletionGracePeriodSeconds"),
-        disruption=disrupted[0] if disrupted else "",
+        disruption=_disruption(status),
         end=_container_end(trainer),
         waiting=_waiting(status, trainer),
         avoids=avoided_nodes(spec) - avoided_by_user,
     )
+
+
+def _disruption(status: Mapping[str, Any]) -> str:
+    """Reason of the condition DisruptionTarget, if it is True."""
+    for condition in status.get("conditions", []):
+        if condition.get("type") == "DisruptionTarget" and condition.get("status") == "True":
+            return str(condition.get("reason", ""))
+    return ""
 
 
 def _is_number(text: str) -> bool:
