@@ -40,7 +40,7 @@ from holdfast_operator.decide.rules.suspension import suspend
 Rule = Callable[[JobView], StatusDecision | Wait | None]
 
 PRECEDENCE: Final[tuple[Rule, ...]] = (
-    stop_for_deletion,  # the user deletes the job: save, stop, let it go
+    stop_for_deletion,  # the user deletes the job: save, stop, remove the finalizer
     stay_finished,  # a job that has succeeded or failed does not change any more
     complete,  # every worker finished training: the job has succeeded
     suspend,  # the user suspends or resumes the job

@@ -61,8 +61,7 @@ class Transport:
             what: the request in words, for error messages.
             query: query parameters.
             body: sent as JSON; None sends no body.
-            content_type: media type of the body.
-            accept: media type of the answer.
+            content_type, accept: media types of the body and of the answer.
             deadline_seconds: time for the request once a thread is free.
 
         Raises:

@@ -1,7 +1,7 @@
 """The recorder of Kubernetes Events: best effort, bounded, and without influence on reconciling.
 
 An Event follows the status write that contains its cause. So it is posted once, or never if the operator dies in
-between. The exception are messages without a trace in the status (a pod that could not be created): each operator that
+between. The exceptions are messages without a trace in the status (a pod that could not be created): each operator that
 starts may post those once. A message that repeats becomes one Event with a series, as in client-go. The ``kubernetes``
 client for Python has no recorder.
 

@@ -30,7 +30,7 @@ def stop_for_deletion(view: JobView) -> StatusDecision | Wait | None:
 
 
 def may_release(view: JobView) -> bool:
-    """Whether a job that is being deleted has no save to wait for, so that pods and finalizer may go."""
+    """Whether a job that is being deleted has no save to wait for, so that its pods and the finalizer may be removed."""
     saving = _save_is_requested(view) and stop_outcome(view) is None
     return view.job.deleted_at is not None and not saving
 
