@@ -1,4 +1,4 @@
-"""HealthServer of a running operator: good while the watch tells what happens, bad when it does not."""
+"""Health of a running operator: good while the watch tells what happens, bad when it does not."""
 
 from __future__ import annotations
 
