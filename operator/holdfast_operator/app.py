@@ -245,7 +245,7 @@ class Operator:
             try:
                 await self._resync_once()
             except KubeError as error:
-                log.warning("resync: %s", error)
+                log.warning("the resync failed and is tried again in %.0f s: %s", RESYNC_SECONDS, error)
             with contextlib.suppress(TimeoutError):
                 async with asyncio.timeout(RESYNC_SECONDS):
                     await self._resync.wait()

@@ -141,7 +141,8 @@ class LeaderElector:
             async with asyncio.timeout(limit):
                 held = await self._take_or_renew()
         except (KubeError, TimeoutError) as error:
-            log.warning("lease %s/%s: %s: %s", self._namespace, self._name, type(error).__name__, error)
+            kind = type(error).__name__
+            log.warning("lease %s/%s was neither taken nor renewed: %s: %s", self._namespace, self._name, kind, error)
             return
         self._answered = True
         if held:

@@ -146,7 +146,8 @@ def _preempted(view: JobView, status: TrainingJobStatus) -> TrainingJobStatus:
     record = status.preemption
     if record is None or not record.standing or record.notice is None:
         return put(view, status, Condition.PREEMPTED, value="False", reason=Reason.NO_NOTICE)
-    message = f"node {record.notice.node}: {record.notice.source}"
+    deadline = record.notice.deadline.strftime("%Y-%m-%dT%H:%M:%SZ")
+    message = f"notice for node {record.notice.node}: {record.notice.source}, deadline {deadline}"
     return put(view, status, Condition.PREEMPTED, value="True", reason=Reason.PREEMPTION_NOTICED, message=message)
 
 

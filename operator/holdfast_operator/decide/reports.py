@@ -40,7 +40,7 @@ def _storage_trouble(view: JobView) -> tuple[Event, ...]:
         trouble = last.report.storage_error[: conditions.MAX_MESSAGE]
         if trouble:
             known = shown is not None and shown.reason == Reason.SAVE_FAILED and shown.message == trouble
-            message = f"worker {worker.index} could not save: {trouble}"
+            message = f"worker {worker.index} reports a storage error: {trouble}"
             return () if known else (Event(Reason.SAVE_FAILED, message, "Warning"),)
     return ()
 
