@@ -118,7 +118,7 @@ class LeaderElector:
         while True:
             await self._attempt()
             if self._renewed_at is not None and not self.leading:
-                self._lose("not renewed within %.0f s" % self._times.renew_deadline_seconds)  # noqa: UP031  short
+                self._lose(f"not renewed within {self._times.renew_deadline_seconds:.0f} s")
             await asyncio.sleep(self._times.retry_seconds)
 
     async def release(self) -> None:

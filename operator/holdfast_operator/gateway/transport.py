@@ -1,4 +1,4 @@
-"""One request to the API server, from the event loop, with a deadline that holds.
+"""Requests to the API server from the event loop, each with a deadline that also covers name resolution.
 
 The ``kubernetes`` client provides configuration, TLS, proxies, credentials and the request itself. Its generated API
 methods are not used: they turn answers into model objects, which takes about thirty times as long as the JSON alone (a
