@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 
 from holdfast_contract.reasons import Metric
 from holdfast_operator.decide.actions import Count
-from holdfast_operator.gateway.errors import TooManyRequests
+from holdfast_operator.gateway.kube_errors import TooManyRequests
 from holdfast_operator.reconcile.queue import WorkQueue
 from tests.support import virtual_time
 
