@@ -13,14 +13,14 @@ import hypothesis.strategies as st
 import pytest
 from hypothesis import given
 
-from holdfast_agent import environment, events, inspection, settings
+from holdfast_agent import environment, events, inspection
 from holdfast_agent.channel import address_of
 from holdfast_agent.inspection import INSPECT_SECONDS, Inspector, inspect
 from holdfast_agent.ledger import Ledger
 from holdfast_agent.output import last_lines, write_termination_log
 from holdfast_agent.processes import descendants
 from holdfast_agent.settings import SettingsError, from_environment
-from holdfast_contract import keys
+from holdfast_contract import defaults, keys
 from holdfast_contract.reasons import Bucket
 from holdfast_contract.sync import Action, Directive, Inspection
 from tests.support.agent_rig import wait_until
@@ -77,7 +77,7 @@ def test_settings_are_read() -> None:
     )
     assert read.command == ("python", "t.py")
     assert (read.control_host, read.control_port) == ("holdfast.system.svc", 8443)
-    assert (read.process_index, read.grace_seconds, read.orphan_seconds) == (3, 40.0, settings.DEFAULT_ORPHAN_SECONDS)
+    assert (read.process_index, read.grace_seconds, read.orphan_seconds) == (3, 40.0, defaults.ORPHAN_SECONDS)
     assert read.hang_step_seconds is None
     assert read.socket_path == "/var/run/holdfast/agent.sock"
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Final
 
-from holdfast_agent.state import SAVED_OUTCOMES, Ask, State, Termination, Trainer, answer_of, is_final
+from holdfast_agent.state import Ask, State, Termination, Trainer, answer_of, is_final
 from holdfast_contract.exits import ExitCode
 from holdfast_contract.sync import Action, Directive
 
@@ -210,5 +210,5 @@ def _code_when_terminated(state: State, termination: Termination) -> int:
     if end is not None and (not termination.trainer_ran or end.code in {ExitCode.DONE, ExitCode.SAVED}):
         return end.code
     answer = answer_of(trainer, termination.ask.id) if trainer and trainer.attempt == state.attempt else None
-    saved = answer is not None and is_final(answer) and answer.outcome in SAVED_OUTCOMES
+    saved = answer is not None and answer.outcome.is_saved
     return ExitCode.SAVED if saved else ExitCode.NOT_SAVED

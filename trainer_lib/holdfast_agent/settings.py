@@ -9,10 +9,8 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Final
 
-from holdfast_contract import keys
+from holdfast_contract import defaults, keys
 
-DEFAULT_GRACE_SECONDS: Final = 30.0
-DEFAULT_ORPHAN_SECONDS: Final = 900.0
 MAX_SOCKET_PATH_BYTES: Final = 107
 """Linux: the longest path that fits a unix socket address."""
 
@@ -39,8 +37,8 @@ class Settings:
     run: str
     socket_path: str
     termination_log: str = keys.TERMINATION_LOG
-    grace_seconds: float = DEFAULT_GRACE_SECONDS
-    orphan_seconds: float = DEFAULT_ORPHAN_SECONDS
+    grace_seconds: float = defaults.GRACE_SECONDS
+    orphan_seconds: float = defaults.ORPHAN_SECONDS
     hang_step_seconds: float | None = None
     hang_start_seconds: float | None = None
 
@@ -64,8 +62,8 @@ def from_environment(arguments: Sequence[str], environment: Mapping[str, str]) -
         run=_required(environment, keys.ENV_RUN),
         socket_path=_socket_path(environment),
         termination_log=environment.get(keys.ENV_TERMINATION_LOG) or keys.TERMINATION_LOG,
-        grace_seconds=_seconds(environment, keys.ENV_GRACE_SECONDS) or DEFAULT_GRACE_SECONDS,
-        orphan_seconds=_seconds(environment, keys.ENV_ORPHAN_SECONDS) or DEFAULT_ORPHAN_SECONDS,
+        grace_seconds=_seconds(environment, keys.ENV_GRACE_SECONDS) or defaults.GRACE_SECONDS,
+        orphan_seconds=_seconds(environment, keys.ENV_ORPHAN_SECONDS) or defaults.ORPHAN_SECONDS,
         hang_step_seconds=_seconds(environment, keys.ENV_HANG_STEP_SECONDS),
         hang_start_seconds=_seconds(environment, keys.ENV_HANG_START_SECONDS),
     )

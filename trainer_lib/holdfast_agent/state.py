@@ -7,13 +7,10 @@ from typing import Final
 
 from holdfast_contract.local import TrainerUpdate
 from holdfast_contract.manifest import CheckpointRef
-from holdfast_contract.reasons import SaveOutcome
-from holdfast_contract.sync import Action, Directive, Inspection, SaveReport, SaveRequest, TrainerExit
+from holdfast_contract.sync import SIGTERM_SAVE_ID, Action, Directive, Inspection, SaveReport, SaveRequest, TrainerExit
 
-SIGTERM_SAVE_ID: Final = "sigterm"
 TERMINATION_MARGIN_SECONDS: Final = 3.0
 """Of the grace period, what is kept back for ending: half before the kill, half after it. At most a quarter of it."""
-SAVED_OUTCOMES: Final = frozenset({SaveOutcome.COMMITTED, SaveOutcome.FRESH})
 _EARLIER_SECONDS: Final = 0.25
 """A repeated request moves its deadline only by more than what messages are delayed by."""
 
@@ -181,4 +178,4 @@ def answer_of(trainer: Trainer, request_id: str) -> SaveReport | None:
 
 def is_final(save: SaveReport | None) -> bool:
     """Whether a request has its answer."""
-    return save is not None and save.outcome is not SaveOutcome.PENDING
+    return save is not None and save.outcome.is_final

@@ -12,17 +12,23 @@ from typing import Annotated, Final, Literal
 from pydantic import BaseModel, ConfigDict, Field
 from pydantic.alias_generators import to_camel
 
+from holdfast_contract.manifest import CheckpointKey
 from holdfast_contract.reasons import Cause, SaveOutcome
 
 MAX_CONDITIONS: Final = 16
 MAX_REJECTED: Final = 16
 MAX_FAILURE_TIMES: Final = 128
 MAX_MESSAGE: Final = 4096
+MAX_DIGEST: Final = 128
+"""Longest digest of a manifest. The operator cuts what a worker reports to it; a digest that long is wrong anyway, and
+no checkpoint matches the pin made from it."""
 
 Text = Annotated[str, Field(max_length=MAX_MESSAGE)]
 ShortText = Annotated[str, Field(max_length=317)]
-Digest = Annotated[str, Field(max_length=128)]
+Digest = Annotated[str, Field(max_length=MAX_DIGEST)]
 Count = Annotated[int, Field(ge=0)]
+SavePurpose = Literal["Preemption", "Switch", "Suspend", "Delete"]
+"""Why the operator asks for a save. Written and read by the operator alone, across its restarts."""
 
 
 class StatusModel(BaseModel):
@@ -66,6 +72,11 @@ class CheckpointPoint(StatusModel):
     committed_at: datetime | None = None
     """When the operator learned that it is committed."""
 
+    @property
+    def key(self) -> CheckpointKey:
+        """What identifies the checkpoint."""
+        return CheckpointKey(self.attempt, self.step)
+
 
 class RejectedPoint(StatusModel):
     """A checkpoint that must not be restored."""
@@ -76,6 +87,11 @@ class RejectedPoint(StatusModel):
     """Step after which it was made."""
     reason: Text
     """What is wrong with it."""
+
+    @property
+    def key(self) -> CheckpointKey:
+        """Which checkpoint is rejected."""
+        return CheckpointKey(self.attempt, self.step)
 
 
 class CheckpointStatus(StatusModel):
@@ -149,7 +165,7 @@ class SaveStatus(StatusModel):
 
     id: Annotated[str, Field(max_length=128)]
     """Identifier of the request, unique within the job."""
-    purpose: Literal["Preemption", "Switch", "Suspend", "Delete"]
+    purpose: SavePurpose
     """What the save is for. All but Preemption end the trainers once it is answered."""
     requested_at: datetime
     """When it was asked for."""

@@ -67,11 +67,11 @@ ENV_CHECKPOINT_POLICY: Final = "HOLDFAST_CHECKPOINT_POLICY"
 ENV_ATTEMPT: Final = "HOLDFAST_ATTEMPT"
 ENV_PROCESS_INDEX: Final = "HOLDFAST_PROCESS_INDEX"
 ENV_COORDINATOR: Final = "HOLDFAST_COORDINATOR"  # host:port of this attempt's JAX coordinator
-ENV_PIN: Final = (
-    "HOLDFAST_PIN"  # JSON of manifest.CheckpointRef, "none" if nothing may be restored; absent without operator
-)
+ENV_PIN: Final = "HOLDFAST_PIN"  # JSON of manifest.CheckpointRef, or NO_PIN; absent without operator: anything may be
+NO_PIN: Final = "none"  # value of ENV_PIN if nothing may be restored: the attempt starts from scratch
 ENV_FAILURES: Final = "HOLDFAST_FAILURES"  # JSON of sync.FailureHistory; absent without operator
-ENV_TAKE_OVER: Final = "HOLDFAST_TAKE_OVER"  # "1": replace the run's owner record (Directive.take_over)
+ENV_TAKE_OVER: Final = "HOLDFAST_TAKE_OVER"  # TAKE_OVER_YES: replace the run's owner record (Directive.take_over)
+TAKE_OVER_YES: Final = "1"  # the only value of ENV_TAKE_OVER with a meaning; the variable is absent otherwise
 ENV_AGENT_SOCKET: Final = "HOLDFAST_AGENT_SOCKET"  # unix socket path of the agent
 AGENT_SOCKET_NAME: Final = "agent.sock"
 # The agent's own name in the contract with the library's compile cache (one folder per rank, kept over restarts).

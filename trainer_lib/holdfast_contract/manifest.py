@@ -12,7 +12,7 @@ import json
 import re
 from collections.abc import Mapping
 from dataclasses import dataclass, field
-from typing import Final
+from typing import Final, NamedTuple
 
 from holdfast_contract import codec
 
@@ -23,6 +23,13 @@ FILE_DIGEST: Final = "xxh3-128"
 """Algorithm of the per-file digests: fast enough to hash at memory speed; guards against rot, not against malice."""
 
 _HEX_128 = re.compile(r"[0-9a-f]{32}")
+
+
+class CheckpointKey(NamedTuple):
+    """Identifies a checkpoint within its run. Ordered: a later attempt's lineage supersedes an earlier one's."""
+
+    attempt: int
+    step: int
 
 
 @dataclass(frozen=True, order=True)
@@ -36,6 +43,11 @@ class CheckpointRef:
     step: int
     digest: str = field(compare=False, default="")
 
+    @property
+    def key(self) -> CheckpointKey:
+        """What identifies the checkpoint, without its content."""
+        return CheckpointKey(self.attempt, self.step)
+
 
 @dataclass(frozen=True)
 class Rejection:
@@ -44,6 +56,11 @@ class Rejection:
     attempt: int
     step: int
     reason: str
+
+    @property
+    def key(self) -> CheckpointKey:
+        """Which checkpoint is rejected."""
+        return CheckpointKey(self.attempt, self.step)
 
 
 @dataclass(frozen=True)

@@ -105,6 +105,16 @@ class SaveOutcome(enum.StrEnum):
     FAILED = "failed"  # storage error, crash, or abandoned agreement
     CANCELLED = "cancelled"  # the notice vanished before the save was needed
 
+    @property
+    def is_saved(self) -> bool:
+        """Whether a committed checkpoint answers the request."""
+        return self in {SaveOutcome.COMMITTED, SaveOutcome.FRESH}
+
+    @property
+    def is_final(self) -> bool:
+        """Whether the request is answered: no later outcome replaces this one."""
+        return self is not SaveOutcome.PENDING
+
 
 class Bucket(enum.StrEnum):
     """Where a second of a job's life went. Library and agent report the first group, the operator the second."""

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import enum
 import hashlib
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Final
 
 from holdfast_contract.manifest import CheckpointRef, Owner, Rejection
@@ -28,6 +28,9 @@ MAX_BODY_BYTES: Final = 256 * 1024
 MAX_LIST: Final = 64
 """Longest list in a report (candidates, rejections, saves); the newest are kept."""
 MAX_LAST_LINES_BYTES: Final = 4096
+SIGTERM_SAVE_ID: Final = "sigterm"
+"""Id of the save that a SIGTERM asks for. Chosen by the agent for its pod and by the library for its process; the two are
+one request, which the operator never withdraws. The operator's own ids begin with a digit and cannot collide."""
 
 
 class TrainerPhase(enum.StrEnum):
@@ -99,6 +102,21 @@ class Report:
     buckets: dict[str, float] = field(default_factory=dict)  # seconds per reasons.Bucket since this agent started
     terminating_seconds_left: float | None = None  # this pod got SIGTERM
     storage_error: str = ""  # what the trainer last said about its storage; "" when the last save went well
+
+    def meaning(self) -> Report:
+        """What of this report matters at once: the report without the values that change from second to second.
+
+        Steps, seconds and forecasts are left out: no decision waits for them. While the meaning stays the same, the
+        agent does not interrupt a held request to send a newer report, and the operator does not reconcile the job for
+        it. Whether a deadline runs at all is kept; how much of it is left is not.
+        """
+        return replace(
+            self,
+            progress=None,
+            buckets={},
+            saves=tuple(replace(save, forecast_seconds=None) for save in self.saves),
+            terminating_seconds_left=None if self.terminating_seconds_left is None else 0.0,
+        )
 
 
 class Action(enum.StrEnum):

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 
 from holdfast_contract import keys
+from holdfast_contract.identity import PodUid
 from holdfast_contract.reasons import Condition
 from holdfast_contract.sync import Action, Directive, SaveRequest
 from holdfast_operator.decide import conditions, failures, saves, storage
@@ -12,8 +13,8 @@ from holdfast_operator.decide.facts import PodFact
 from holdfast_operator.decide.members import JobView
 
 
-def directives(view: JobView) -> Mapping[str, Directive] | None:
-    """One directive per member, by pod UID. None: what was said before still holds."""
+def directives(view: JobView) -> Mapping[PodUid, Directive] | None:
+    """One directive per member. None: what was said before still holds."""
     if conditions.holds(view.status, Condition.SUSPENDED):
         return {}
     members = [(w.index, w.pod) for w in view.workers if w.pod is not None]

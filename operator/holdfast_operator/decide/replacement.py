@@ -46,7 +46,9 @@ def replace_workers(view: JobView, standing: Sequence[Notice]) -> StatusDecision
         verdict = saves.judge(view, save)
         if verdict is None:
             return None
-        return _switch(view, f"saved step {verdict.step}" if verdict.good else f"not saved: {verdict.reason}")
+        return _switch(
+            view, f"saved step {verdict.step}" if verdict.outcome.is_saved else f"not saved: {verdict.reason}"
+        )
     late = switch_left_seconds(view, transition) <= 0
     return _last_save(view, transition) if late or _replacements_ready(view, transition) else None
 

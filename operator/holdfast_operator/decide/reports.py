@@ -5,8 +5,8 @@ from __future__ import annotations
 from typing import Final
 
 from holdfast_contract.api import CheckpointPoint, ProgressStatus, RejectedPoint, TrainingJobStatus, WorkersStatus
-from holdfast_contract.api_status import MAX_REJECTED
-from holdfast_contract.manifest import CheckpointRef
+from holdfast_contract.api_status import MAX_MESSAGE, MAX_REJECTED
+from holdfast_contract.manifest import CheckpointKey, CheckpointRef
 from holdfast_contract.reasons import Condition, Metric, Reason
 from holdfast_contract.sync import Progress, TrainerPhase
 from holdfast_operator.decide import conditions, saves
@@ -95,7 +95,7 @@ def _checkpoints(view: JobView, status: TrainingJobStatus) -> StatusDecision:
     if restored is not None and restored != known.restored:
         origin = f"attempt {restored.attempt}, step {restored.step}"
         events.append(Event(Reason.CHECKPOINT_RESTORED, f"attempt {status.active_attempt} goes on from {origin}"))
-    newest = _newest(view, restored, {(r.attempt, r.step) for r in rejected})
+    newest = _newest(view, restored, {r.key for r in rejected})
     if newest is not None and known.newest is None:  # later ones are in status and metrics: a long job makes thousands
         said = f"attempt {newest.attempt}, step {newest.step}"
         events.append(Event(Reason.CHECKPOINT_COMMITTED, f"the first checkpoint is committed: {said}"))
@@ -106,19 +106,14 @@ def _checkpoints(view: JobView, status: TrainingJobStatus) -> StatusDecision:
     return StatusDecision(status.model_copy(update={"checkpoint": checkpoint}), tuple(events), counts)
 
 
-def _key(point: CheckpointPoint) -> tuple[int, int]:
-    return point.attempt, point.step
-
-
 def _new_rejections(view: JobView) -> tuple[RejectedPoint, ...]:
-    known = {(r.attempt, r.step) for r in view.status.checkpoint.rejected}
-    fresh: dict[tuple[int, int], RejectedPoint] = {}
+    known = {r.key for r in view.status.checkpoint.rejected}
+    fresh: dict[CheckpointKey, RejectedPoint] = {}
     for _, last in view.reporting():
         for r in last.report.rejected:
-            if (r.attempt, r.step) not in known:
-                fresh.setdefault(
-                    (r.attempt, r.step), RejectedPoint(attempt=r.attempt, step=r.step, reason=r.reason[:4096])
-                )
+            if r.key not in known:
+                reason = r.reason[:MAX_MESSAGE]
+                fresh.setdefault(r.key, RejectedPoint(attempt=r.attempt, step=r.step, reason=reason))
     return tuple(fresh[k] for k in sorted(fresh, reverse=True))[:MAX_REJECTED]
 
 
@@ -131,7 +126,7 @@ def _restored(view: JobView) -> CheckpointPoint | None:
     return None
 
 
-def _newest(view: JobView, restored: CheckpointPoint | None, rejected: set[tuple[int, int]]) -> CheckpointPoint | None:
+def _newest(view: JobView, restored: CheckpointPoint | None, rejected: set[CheckpointKey]) -> CheckpointPoint | None:
     """Newest that is committed and not refused. Orders by (attempt, step): a later attempt supersedes an earlier."""
     known = [p for p in (view.status.checkpoint.newest, restored) if p is not None]
     told: list[CheckpointRef] = [
@@ -140,5 +135,5 @@ def _newest(view: JobView, restored: CheckpointPoint | None, rejected: set[tuple
         if h.report.newest is not None and h.report.newest.attempt <= view.status.active_attempt
     ]
     fresh = [saves.point(ref, view.now) for ref in told if ref not in [saves.ref(p) for p in known]]
-    valid = [p for p in (*known, *fresh) if _key(p) not in rejected]
-    return max(valid, key=_key, default=None)
+    valid = [p for p in (*known, *fresh) if p.key not in rejected]
+    return max(valid, key=lambda p: p.key, default=None)

@@ -4,20 +4,16 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 from datetime import datetime
-from typing import Final, Literal
+from typing import Final
 
 from holdfast_contract.api import CheckpointPoint, SaveStatus, TrainingJobStatus
+from holdfast_contract.api_status import MAX_DIGEST, SavePurpose
 from holdfast_contract.manifest import CheckpointRef
 from holdfast_contract.reasons import SaveOutcome
 from holdfast_contract.sync import SaveReport
 from holdfast_operator.decide import progress
 from holdfast_operator.decide.causes import ends
 from holdfast_operator.decide.members import JobView
-
-MAX_DIGEST: Final = 128
-"""Longest digest that status takes; a worker that says more is wrong, and its pin will not be found."""
-
-Purpose = Literal["Preemption", "Switch", "Suspend", "Delete"]
 
 LATE_ANSWER_SECONDS: Final = 2.0
 """How long after the deadline an answer may still arrive before the save counts as failed."""
@@ -31,13 +27,8 @@ class Verdict:
     step: int | None = None
     reason: str = ""
 
-    @property
-    def good(self) -> bool:
-        """Whether a committed checkpoint answers the request."""
-        return self.outcome in {SaveOutcome.COMMITTED, SaveOutcome.FRESH}
 
-
-def ask(view: JobView, purpose: Purpose, deadline: datetime) -> TrainingJobStatus:
+def ask(view: JobView, purpose: SavePurpose, deadline: datetime) -> TrainingJobStatus:
     """The status with a new request; one that was open is superseded (a save in flight may still answer this one)."""
     number = view.status.saves_requested + 1
     request = SaveStatus(

@@ -35,11 +35,11 @@ def newest(view: JobView, known: TrainingJobStatus, found: Inspection) -> Checkp
 
     A known one that is there no more stays the newest: then the ranks say so, and take the next one.
     """
-    refused = {(r.attempt, r.step) for r in known.checkpoint.rejected}
+    refused = {r.key for r in known.checkpoint.rejected}
     points = [known.checkpoint.newest] if known.checkpoint.newest is not None else []
     points += [
         saves.point(ref)
         for ref in found.candidates
-        if ref.attempt <= view.status.active_attempt and (ref.attempt, ref.step) not in refused
+        if ref.attempt <= view.status.active_attempt and ref.key not in refused
     ]
-    return max(points, key=lambda p: (p.attempt, p.step), default=None)
+    return max(points, key=lambda p: p.key, default=None)

@@ -18,12 +18,13 @@ from holdfast.training.agent_client import AgentClient
 from holdfast.training.config import Surroundings
 from holdfast.training.goodput import Accountant, process_age_seconds
 from holdfast.training.progress import Steps
-from holdfast.training.save_requests import SIGTERM_ID, SIGTERM_SECONDS, RequestDesk, TerminationSignal
+from holdfast.training.save_requests import SIGTERM_SECONDS, RequestDesk, TerminationSignal
 from holdfast.training.saves import Saves
 from holdfast.training.schedule import Schedule
 from holdfast.training.status import Status
 from holdfast_contract.keys import ENV_AGENT_SOCKET
 from holdfast_contract.runfolder import RunFolder
+from holdfast_contract.sync import SIGTERM_SAVE_ID
 
 if TYPE_CHECKING:
     from holdfast.store import Store, StoreSettings
@@ -136,7 +137,7 @@ def assemble(
         saves=saves,
         agreement=agreement,
         peers=Peers(coordination, abandoned),
-        signal=TerminationSignal(lambda: desk.request(Ask(SIGTERM_ID, seconds_left=SIGTERM_SECONDS, stop=True))),
+        signal=TerminationSignal(lambda: desk.request(Ask(SIGTERM_SAVE_ID, seconds_left=SIGTERM_SECONDS, stop=True))),
     )
 
 

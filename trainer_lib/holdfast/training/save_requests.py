@@ -24,16 +24,13 @@ from holdfast.training.status import Status
 from holdfast_contract.local import AgentCommand
 from holdfast_contract.manifest import CheckpointRef
 from holdfast_contract.reasons import SaveOutcome
-from holdfast_contract.sync import SaveReport
+from holdfast_contract.sync import SIGTERM_SAVE_ID, SaveReport
 
-SIGTERM_ID: Final = "sigterm"
 SIGTERM_SECONDS: Final = 25.0
 """Seconds left after a SIGTERM that came without a word: Kubernetes' default grace less the time to end."""
 
 PROGRAM_PREFIX: Final = "program/"
 """Requests of the training program, which has a future for the outcome; the agent is told nothing of them."""
-
-_GOOD: Final = frozenset({SaveOutcome.COMMITTED, SaveOutcome.FRESH})
 
 log = logging.getLogger("holdfast")
 
@@ -56,13 +53,13 @@ class RequestDesk:
     @property
     def stopped_saved(self) -> bool:
         """Whether the request that ended training was answered with a checkpoint."""
-        return self._stop_outcome in _GOOD
+        return self._stop_outcome is not None and self._stop_outcome.is_saved
 
     def command(self, command: AgentCommand) -> None:
         """The agent's word: a request, or none any more."""
         if command.save is None:
             for request_id in tuple(self._open):
-                theirs = request_id != SIGTERM_ID and not request_id.startswith(PROGRAM_PREFIX)
+                theirs = request_id != SIGTERM_SAVE_ID and not request_id.startswith(PROGRAM_PREFIX)
                 if theirs and self._agreement.withdraw(request_id):
                     self._close(request_id, SaveOutcome.CANCELLED, reason="withdrawn before it was begun")
             return

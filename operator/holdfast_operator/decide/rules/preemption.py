@@ -114,7 +114,7 @@ def _settle(view: JobView, record: PreemptionStatus, save: SaveStatus) -> Status
     verdict = saves.judge(view, save)
     if verdict is None:
         return None
-    spare = (preemption_record.deadline(record, view) - view.now).total_seconds() if verdict.good else None
+    spare = (preemption_record.deadline(record, view) - view.now).total_seconds() if verdict.outcome.is_saved else None
     closed = record.model_copy(
         update={
             "outcome": verdict.outcome,
@@ -133,4 +133,6 @@ def _settle(view: JobView, record: PreemptionStatus, save: SaveStatus) -> Status
     if spare is not None:
         counts.append(Count(Metric.PREEMPTION_SECONDS_TO_SPARE, spare))
     status = view.status.model_copy(update={"preemption": closed, "save": None})
-    return StatusDecision(status, (Event(reason, message, "Normal" if verdict.good else "Warning"),), tuple(counts))
+    return StatusDecision(
+        status, (Event(reason, message, "Normal" if verdict.outcome.is_saved else "Warning"),), tuple(counts)
+    )
