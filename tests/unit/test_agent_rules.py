@@ -10,7 +10,7 @@ from hypothesis import event, given, settings
 
 from holdfast_agent import reacting
 from holdfast_agent.reacting import Abort, Forward, Inspect, Leave, Limits, Spawn, Stop, Tell, react
-from holdfast_agent.reporting import lean, meaning_of, phase_of, report_of, saves_of
+from holdfast_agent.reporting import lean, phase_of, report_of, saves_of
 from holdfast_agent.state import Ask, State, Trainer, hear, obey, terminate
 from holdfast_contract import codec
 from holdfast_contract.exits import ExitCode
@@ -330,10 +330,10 @@ def test_processes_that_survive_sigkill_end_the_container() -> None:
 
 def test_only_what_an_operator_must_know_at_once_is_meaning() -> None:
     state = running()
-    first = meaning_of(report_of(hear(state, update(step=5), 1.0), {"idle": 1.0}, 1.0))
-    assert meaning_of(report_of(hear(state, update(step=6), 2.0), {"idle": 2.0}, 2.0)) == first
+    first = report_of(hear(state, update(step=5), 1.0), {"idle": 1.0}, 1.0).meaning()
+    assert report_of(hear(state, update(step=6), 2.0), {"idle": 2.0}, 2.0).meaning() == first
     saved = hear(state, update(SaveReport("n", SaveOutcome.FAILED), step=6), 2.0)
-    assert meaning_of(report_of(saved, {}, 2.0)) != first
+    assert report_of(saved, {}, 2.0).meaning() != first
 
 
 def test_phases() -> None:

@@ -15,7 +15,7 @@ from holdfast_agent.inspection import Inspector
 from holdfast_agent.ledger import Ledger
 from holdfast_agent.mailbox import Letter, Mailbox
 from holdfast_agent.output import say, write_termination_log
-from holdfast_agent.reporting import meaning_of, report_of
+from holdfast_agent.reporting import report_of
 from holdfast_agent.settings import Settings
 from holdfast_agent.state import State, Trainer, hear, obey, terminate, with_answer
 from holdfast_agent.supervise import Process, failed_start
@@ -238,7 +238,7 @@ class Agent:
     def _publish(self, *, hold_seconds: float | None = None) -> None:
         now = time.monotonic()
         report = report_of(self._state, self._ledger.at(now), now)
-        meaning = meaning_of(report)
+        meaning = report.meaning()
         self._number += 1
         if meaning != self._meaning or hold_seconds is not None:
             self._meaning, self._urgent_number = meaning, self._number

@@ -62,7 +62,7 @@ def saves_of(state: State) -> tuple[SaveReport, ...]:
 
 def _settled(state: State, save: SaveReport) -> SaveReport:
     """A trainer that ended while a save was pending did not commit it."""
-    if save.outcome is not SaveOutcome.PENDING or state.running is not None:
+    if save.outcome.is_final or state.running is not None:
         return save
     return _without_trainer(state, save.id)
 
@@ -97,16 +97,6 @@ def _without_trainer(state: State, request_id: str) -> SaveReport:
         return SaveReport(request_id, SaveOutcome.FAILED, reason=f"the trainer had ended with code {end.code}")
     reason = "no trainer runs" if state.trainer is None else "the trainer was stopped before the save was committed"
     return SaveReport(request_id, SaveOutcome.FAILED, reason=reason)
-
-
-def meaning_of(report: Report) -> Report:
-    """A report without what merely flows (seconds, steps): if this changes, the operator must hear at once."""
-    return replace(
-        report,
-        progress=None,
-        buckets={},
-        terminating_seconds_left=None if report.terminating_seconds_left is None else 0.0,
-    )
 
 
 def lean(report: Report) -> Report:
