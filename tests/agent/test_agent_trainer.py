@@ -184,7 +184,7 @@ def test_done_stays_until_told_and_ends_with_zero(rig: AgentRig) -> None:
     assert rig.process.poll() is None
     rig.operator.direct(Directive(Action.EXIT, 1, why="the job has succeeded"))
     assert rig.exit_code() == ExitCode.DONE
-    assert rig.output.splitlines()[-1].endswith("ends with code 0: told to exit: the job has succeeded")
+    assert rig.output.splitlines()[-1].endswith("ends with code 0: exit requested: the job has succeeded")
 
 
 def test_exit_stops_the_trainer(rig: AgentRig) -> None:
