@@ -16,7 +16,7 @@ from holdfast_contract.crd_rules import RULES
 from holdfast_contract.crd_schema import SchemaError, structural_schema
 
 ROOT = Path(__file__).parents[2]
-SCHEMA = crd.definition()["spec"]["versions"][0]["schema"]["openAPIV3Schema"]
+SCHEMA = crd.custom_resource_definition()["spec"]["versions"][0]["schema"]["openAPIV3Schema"]
 
 
 def fields(schema: dict[str, Any], path: str = "") -> Iterator[tuple[str, dict[str, Any]]]:
@@ -48,7 +48,7 @@ def test_check_tells_a_stale_copy_and_a_run_repairs_it(tmp_path: Path, capsys: p
 
 
 def test_yaml_reads_back_as_the_definition() -> None:
-    assert yaml.safe_load(crd.render()) == crd.definition()
+    assert yaml.safe_load(crd.render()) == crd.custom_resource_definition()
 
 
 def test_every_field_is_described() -> None:
@@ -84,7 +84,7 @@ def test_columns_point_at_fields_of_the_schema() -> None:
 
 
 def test_names_come_from_the_contract() -> None:
-    definition = crd.definition()
+    definition = crd.custom_resource_definition()
     assert definition["metadata"]["name"] == keys.CRD_NAME
     assert definition["spec"]["names"]["plural"] == keys.PLURAL
 

@@ -44,5 +44,5 @@ def main() -> int:
 if __name__ == "__main__":
     code = main()
     container_output.flush()
-    # Threads may be stuck in storage or in a held request. An ordinary exit of the interpreter would wait for some of them.
+    # Threads may be stuck in storage or in a held request, and an ordinary exit would wait for some of them.
     os._exit(code)

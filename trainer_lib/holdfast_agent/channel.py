@@ -22,7 +22,7 @@ class ChannelError(Exception):
 
 @dataclass(frozen=True)
 class HttpAnswer:
-    """The operator's answer. ``retry_after_seconds`` and ``leader`` come from headers: None and "" if absent or invalid."""
+    """The operator's answer. ``retry_after_seconds`` and ``leader`` come from headers and may be None and ""."""
 
     status: int
     body: bytes

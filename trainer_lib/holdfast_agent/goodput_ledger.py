@@ -10,8 +10,9 @@ from holdfast_contract.reasons import Bucket
 class GoodputLedger:
     """Seconds by bucket: idle without a trainer, the trainer's own account while one runs.
 
-    The trainer's account is cumulative over its process, and each message arrives late. All time before the first message
-    counts as startup. All time since the last message counts towards the bucket that grew most between the last two.
+    The trainer's account is cumulative over its process, and each message arrives late. All time before the first
+    message counts as startup. All time since the last message counts towards the bucket that grew most between the last
+    two.
 
     Every ``now`` is an instant in seconds on one monotonic clock.
     """
@@ -61,8 +62,8 @@ class _TrainerAccount:
         if claimed > life:  # it cannot have lived longer than its process: keep the shares, not the sum
             reported = {name: seconds * life / claimed for name, seconds in reported.items()}
             claimed = life
-        # What it does not account for is the time before its clock began plus the delay of the message. The delay varies,
-        # so the smallest gap so far is nearest to the truth.
+        # What it does not account for is the time before its clock began plus the delay of the message. The delay
+        # varies, so the smallest gap so far is nearest to the truth.
         gap = life - claimed
         self._before = gap if self._before is None else min(self._before, gap)
         growth = {name: seconds - self._reported.get(name, 0.0) for name, seconds in reported.items()}

@@ -25,7 +25,7 @@ class TrainerSocket:
     """Listens as soon as it is created. Only the loop's thread calls its methods."""
 
     def __init__(self, path: str, post: Callable[[loop_events.Event], None]) -> None:
-        """Listen at ``path``, posting an event for each message. Raises OSError: the directory cannot be made or written."""
+        """Listen at ``path`` and post an event for each message. Raises OSError: the directory cannot be used."""
         self._path, self._post = path, post
         self._lock = threading.Lock()
         self._attempt = 0

@@ -28,8 +28,8 @@ class ExitCode(enum.IntEnum):
     """Agent: the trainer had ended, and the operator could not be reached for the orphan limit. Not counted."""
 
     SUPERSEDED = 83
-    """Agent: told to exit, for this pod is no longer a member or the job has failed. Library: the attempt folder belongs
-    to another."""
+    """Agent: told to exit, for this pod is no longer a member or the job has failed. Library: the attempt folder
+    belongs to another."""
 
     STORAGE = 84
     """Library: storage cannot be used (missing, not writable) or a restore could not finish."""

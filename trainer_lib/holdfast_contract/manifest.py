@@ -1,8 +1,8 @@
 """The checkpoint manifest, references to checkpoints and the run's owner record.
 
 A checkpoint without a manifest does not exist. The manifest is the last thing written into a step's folder and the
-first thing read. It ends with its own digest, so that damage to it is found by whoever reads it; the digest of the whole,
-carried in job status and pins, closes the chain from status to bytes.
+first thing read. It ends with its own digest, so that damage to it is found by whoever reads it; the digest of the
+whole, carried in job status and pins, closes the chain from status to bytes.
 """
 
 from __future__ import annotations

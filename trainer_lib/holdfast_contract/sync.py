@@ -29,8 +29,8 @@ MAX_LIST: Final = 64
 """Longest list in a report (candidates, rejections, saves); the newest are kept."""
 MAX_LAST_LINES_BYTES: Final = 4096
 SIGTERM_SAVE_ID: Final = "sigterm"
-"""Id of the save that a SIGTERM asks for. Chosen by the agent for its pod and by the library for its process; the two are
-one request, which the operator never withdraws. The operator's own ids begin with a digit and cannot collide."""
+"""Id of the save that a SIGTERM asks for. Chosen by the agent for its pod and by the library for its process; the two
+are one request, which the operator never withdraws. The operator's own ids begin with a digit and cannot collide."""
 
 
 class TrainerPhase(enum.StrEnum):
@@ -154,8 +154,8 @@ class FailureHistory:
 class Directive:
     """A worker's whole desired state. Written by the operator, obeyed by the agent.
 
-    ``tag`` identifies everything but the seconds left and the history, which is the same for all of an attempt; a report
-    repeats it as ``obeys``.
+    ``tag`` identifies everything but the seconds left and the history, which is the same for all of an attempt; a
+    report repeats it as ``obeys``.
     """
 
     action: Action
