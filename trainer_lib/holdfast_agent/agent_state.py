@@ -127,7 +127,7 @@ def on_directive(state: AgentState, directive: Directive, now: float) -> AgentSt
 
 
 def _merged(old: PendingSave | None, request: SaveRequest | None, now: float) -> PendingSave | None:
-    """The request as it stands now. The same request again keeps its deadline, unless the new one is clearly earlier."""
+    """The request as it stands now. A repeated one keeps its deadline, unless the new one is clearly earlier."""
     if request is None:
         return None
     new = PendingSave(request.id, now + request.seconds_left, request.stop)

@@ -1,4 +1,4 @@
-"""One HTTPS connection to the operator. It verifies the Service's TLS name at any address; another thread may cut it."""
+"""One HTTPS connection to the operator. It verifies the Service's name at any address; another thread may cut it."""
 
 from __future__ import annotations
 

@@ -72,7 +72,7 @@ class Relay:
 
 
 def last_lines(data: bytes, limit_bytes: int = MAX_LAST_LINES_BYTES) -> str:
-    """The last whole lines of ``data`` that fit into ``limit_bytes``, or the end of the last line if even it does not."""
+    """The last whole lines of ``data`` that fit into ``limit_bytes``, or the end of the last if even it does not."""
     text = data.decode(errors="replace").rstrip()
     encoded = text.encode()
     if len(encoded) <= limit_bytes:

@@ -120,7 +120,7 @@ class SyncClient:
         self._slot.wait_for(lambda new: new.report.obeys == tag, ACKNOWLEDGE_SECONDS)
 
     def _rest(self, pending: PendingReport) -> None:
-        """Pause after a failure: as long as the operator asked, else for the back-off, which a change in meaning ends."""
+        """Pause after a failure: as the operator asked, else for the back-off, which a change in meaning ends."""
         if self._retry_after_seconds is not None:
             time.sleep(min(max(self._retry_after_seconds, FIRST_BACKOFF_SECONDS), MAX_RETRY_AFTER_SECONDS))
             return

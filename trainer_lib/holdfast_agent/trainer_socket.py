@@ -1,4 +1,4 @@
-"""The unix socket over which the trainer reports and receives save requests: one connection, from the current attempt."""
+"""The unix socket over which the current attempt's trainer reports and receives save requests: one connection."""
 
 from __future__ import annotations
 

@@ -12,7 +12,7 @@ PodUid: TypeAlias = str
 
 
 class JobKey(NamedTuple):
-    """Where a TrainingJob stands in the API server. The operator queues, caches and answers by it."""
+    """Namespace and name of a TrainingJob. The operator queues, caches and answers requests by it."""
 
     namespace: str
     name: str
