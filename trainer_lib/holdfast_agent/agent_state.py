@@ -109,6 +109,11 @@ def on_directive(state: AgentState, directive: Directive, now: float) -> AgentSt
     """Apply a directive.
 
     A directive of an older attempt comes from a deposed leader and changes nothing. EXIT is final whatever its attempt.
+
+    Args:
+        state: What the agent knows so far.
+        directive: The operator's answer.
+        now: When it arrived; its seconds left count from there.
     """
     state = replace(state, directive_tag=directive.tag)
     if directive.attempt < state.attempt and directive.action is not Action.EXIT:
@@ -141,6 +146,11 @@ def on_sigterm(state: AgentState, grace_seconds: float, now: float) -> AgentStat
     """Ask for the save before the pod ends; only the first SIGTERM counts.
 
     An unanswered request of the operator is made urgent instead of adding a second one.
+
+    Args:
+        state: What the agent knows so far.
+        grace_seconds: The pod's termination grace period, which begins now.
+        now: When the signal arrived.
     """
     if state.termination is not None:
         return state
@@ -155,7 +165,13 @@ def on_sigterm(state: AgentState, grace_seconds: float, now: float) -> AgentStat
 
 
 def on_update(state: AgentState, update: TrainerUpdate, now: float) -> AgentState:
-    """Take in a message of the running trainer."""
+    """Take in a message of the running trainer.
+
+    Args:
+        state: What the agent knows so far.
+        update: The message: the trainer's whole state.
+        now: When it arrived, which is when any progress in it counts as made.
+    """
     trainer = state.trainer
     if trainer is None:
         return state

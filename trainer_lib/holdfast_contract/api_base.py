@@ -18,6 +18,13 @@ class FieldError(ValueError):
     """A value that breaks a rule of the spec. Names the dotted field, what was found and what is allowed."""
 
     def __init__(self, field: str, found: object, allowed: str) -> None:
+        """Build the message.
+
+        Args:
+            field: Path of the field, with dots, relative to the model that refuses it.
+            found: The value; the message shows at most 200 characters of it.
+            allowed: What is allowed instead, in words.
+        """
         self.field, self.found, self.allowed = field, found, allowed
         super().__init__(f"{field}: found {found!r:.200}, allowed: {allowed}")
 

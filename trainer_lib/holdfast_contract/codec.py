@@ -22,6 +22,13 @@ class CodecError(ValueError):
     """A message that does not match its type. ``field`` is the dotted path of the wrong value."""
 
     def __init__(self, field: str, found: object, allowed: str) -> None:
+        """Build the message.
+
+        Args:
+            field: Path of the value, with dots and indices.
+            found: The value; the message shows at most 200 characters of it.
+            allowed: What is allowed instead, in words.
+        """
         self.field = field
         super().__init__(f"{field}: found {found!r:.200}, allowed: {allowed}")
 
