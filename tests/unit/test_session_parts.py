@@ -86,7 +86,7 @@ def test_pins() -> None:
         ({"HOLDFAST_PROCESS_INDEX": ""}, "HOLDFAST_PROCESS_INDEX: found nothing"),
         ({"HOLDFAST_COORDINATOR": "nowhere"}, "world.coordinator: found 'nowhere', allowed: host:port"),
         ({"HOLDFAST_ATTEMPT": "0"}, "HOLDFAST_ATTEMPT: found '0'"),
-        ({"HOLDFAST_PIN": "{}"}, "HOLDFAST_PIN: CheckpointRef.attempt"),
+        ({"HOLDFAST_PIN": "{}"}, "HOLDFAST_PIN: `CheckpointRef.attempt` is required but not set"),
         ({"HOLDFAST_CHECKPOINT_POLICY": '{"every": {"steps": -1}}'}, "every_steps: found -1"),
     ],
 )

@@ -10,13 +10,13 @@ from typing import Annotated, Final, Literal, Self
 
 from pydantic import AfterValidator, Field, model_validator
 
+from holdfast_contract import defaults
 from holdfast_contract.api_base import FieldError, Seconds, SpecModel, Steps, given
 
 MAX_RULES: Final = 8
 """The longest list of combined rules."""
 MAX_LISTED_STEPS: Final = 64
 MAX_METRICS: Final = 16
-MAX_WINDOW: Final = 1024
 RUN_PATTERN: Final = r"^[a-z0-9]([-a-z0-9._]*[a-z0-9])?$"
 METRIC_PATTERN: Final = r"^[A-Za-z_][A-Za-z0-9_.:/-]*$"
 
@@ -68,9 +68,9 @@ class AdaptiveSpec(SpecModel):
     """Shortest interval between two saves, in seconds."""
     max_seconds: Seconds
     """Longest interval between two saves, in seconds."""
-    prior_mean_seconds_between_failures: Seconds = 21600
+    prior_mean_seconds_between_failures: Seconds = defaults.SECONDS_BETWEEN_FAILURES
     """Expected seconds of training between two failures, before any failure is observed."""
-    prior_failures: Annotated[int, Field(ge=1, le=1000)] = 1
+    prior_failures: Annotated[int, Field(ge=1, le=1000)] = defaults.PRIOR_FAILURES
     """Weight of that expectation, as a number of observed failures."""
 
     @model_validator(mode="after")
@@ -91,9 +91,9 @@ class WhenUnstableSpec(SpecModel):
     """Interval in seconds while the metric is neither unstable nor calm, or has fewer values than window."""
     max_seconds: Seconds
     """Interval in seconds while the metric is calm: no value further away than half of tolerance."""
-    window: Annotated[int, Field(ge=8, le=MAX_WINDOW)] = 32
+    window: Annotated[int, Field(ge=defaults.SHORTEST_WINDOW, le=defaults.LONGEST_WINDOW)] = defaults.UNSTABLE_WINDOW
     """How many of the latest values are compared; the newest quarter of them is judged by the others."""
-    tolerance: Annotated[float, Field(ge=1, le=1000)] = 6.0
+    tolerance: Annotated[float, Field(ge=1, le=1000)] = defaults.UNSTABLE_TOLERANCE
     """Distance from the median beyond which a value is unstable, in units of the usual spread."""
 
     @model_validator(mode="after")
@@ -247,7 +247,7 @@ class CheckpointSpec(SpecModel):
     A new job that names the same run resumes it. Cannot be changed."""
     take_over: bool = False
     """Continue the run even if its owner record names another job that is not known to be finished."""
-    every: EverySpec = Field(default_factory=lambda: EverySpec(seconds=600))
+    every: EverySpec = Field(default_factory=lambda: EverySpec(seconds=defaults.SAVE_SECONDS))
     """When to save, in addition to saves before a preemption and at the end; every 600 seconds if absent. What the
     training script passes to its session takes precedence. Can be changed only while the job is suspended."""
     keep: KeepSpec = Field(default_factory=KeepSpec)

@@ -12,6 +12,7 @@ from typing import Annotated, Final, Literal
 from pydantic import BaseModel, ConfigDict, Field
 from pydantic.alias_generators import to_camel
 
+from holdfast_contract.api_spec import MAX_REPLICAS
 from holdfast_contract.manifest import CheckpointKey
 from holdfast_contract.reasons import Cause, SaveOutcome
 
@@ -19,6 +20,10 @@ MAX_CONDITIONS: Final = 16
 MAX_REJECTED: Final = 16
 MAX_FAILURE_TIMES: Final = 128
 MAX_MESSAGE: Final = 4096
+"""Longest text for people. The operator cuts what it takes from reports to it."""
+MAX_LAST_LINES: Final = 8192
+MAX_SHOWN_METRICS: Final = 32
+"""How many of the metrics that a worker reports the operator shows."""
 MAX_DIGEST: Final = 128
 """Longest digest of a manifest. The operator cuts what a worker reports to it; a digest that long is wrong anyway, and
 no checkpoint matches the pin made from it."""
@@ -150,9 +155,9 @@ class Transition(StatusModel):
     """Why the previous attempt ends; absent for the first."""
     training: bool = False
     """Whether the previous attempt trains until the switch, as when a worker moves away from a node with a notice."""
-    workers: Annotated[tuple[Count, ...], Field(max_length=4096)] = ()
+    workers: Annotated[tuple[Count, ...], Field(max_length=MAX_REPLICAS)] = ()
     """Indices of the workers that get a new pod; the others restart in place."""
-    nodes: Annotated[tuple[ShortText, ...], Field(max_length=4096)] = ()
+    nodes: Annotated[tuple[ShortText, ...], Field(max_length=MAX_REPLICAS)] = ()
     """Names of the nodes that the new pods avoid."""
     began_at: datetime | None = None
     """When the preparation began."""
@@ -202,7 +207,7 @@ class ProgressStatus(StatusModel):
     """Step at which training ends, if the script says so."""
     steps_per_second: float | None = None
     """Recent speed."""
-    metrics: Annotated[dict[str, float], Field(max_length=32)] = Field(default_factory=dict)
+    metrics: Annotated[dict[str, float], Field(max_length=MAX_SHOWN_METRICS)] = Field(default_factory=dict)
     """Last metrics that the script committed."""
     observed_at: datetime | None = None
     """When the operator saw this."""
@@ -255,7 +260,7 @@ class AttemptEnd(StatusModel):
     """Index of the worker that ended first, if a worker did."""
     exit_code: int | None = None
     """Exit code of that worker's trainer."""
-    last_lines: Annotated[str, Field(max_length=8192)] = ""
+    last_lines: Annotated[str, Field(max_length=MAX_LAST_LINES)] = ""
     """Last lines that this trainer wrote to standard error."""
 
 

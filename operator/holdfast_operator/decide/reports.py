@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import Final
 
 from holdfast_contract.api import CheckpointPoint, ProgressStatus, RejectedPoint, TrainingJobStatus, WorkersStatus
-from holdfast_contract.api_status import MAX_MESSAGE, MAX_REJECTED
+from holdfast_contract.api_status import MAX_MESSAGE, MAX_REJECTED, MAX_SHOWN_METRICS
 from holdfast_contract.manifest import CheckpointKey, CheckpointRef
 from holdfast_contract.reasons import Condition, Metric, Reason
 from holdfast_contract.sync import Progress, TrainerPhase
@@ -13,7 +13,6 @@ from holdfast_operator.decide import conditions, saves
 from holdfast_operator.decide.actions import Count, Event, StatusDecision
 from holdfast_operator.decide.members import JobView
 
-MAX_METRICS: Final = 32
 SHORTEST_STEP_SECONDS: Final = 1e-6
 LONGEST_STEP_SECONDS: Final = 1e6
 """No step is shorter or longer; a worker that says so is not believed."""
@@ -69,7 +68,7 @@ def _progress(view: JobView) -> ProgressStatus | None:
         total_steps=slowest.total_steps,
         step_seconds=step_seconds,
         steps_per_second=round(1 / step_seconds, 3) if step_seconds else None,
-        metrics=dict(list(told[0].metrics.items())[:MAX_METRICS]),
+        metrics=dict(list(told[0].metrics.items())[:MAX_SHOWN_METRICS]),
         observed_at=view.now,
     )
 

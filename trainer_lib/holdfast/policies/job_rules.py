@@ -21,6 +21,7 @@ from holdfast.policies.saving import (
     only_at_end,
 )
 from holdfast.policies.triggers import AtSteps, WhenUnstable
+from holdfast_contract import defaults
 
 T = TypeVar("T")
 
@@ -77,7 +78,7 @@ def every_from(raw: Any, where: str) -> SavePolicy:
     return readers[name]()
 
 
-def keep_from(raw: Any, where: str, *, latest: int | None = 3) -> KeepRule:
+def keep_from(raw: Any, where: str, *, latest: int | None = defaults.KEEP_LATEST) -> KeepRule:
     """What to keep; ``latest`` is how many of the newest where nothing is said. Raises ValueError or TypeError."""
     fields = dict(fields_of(raw, where, _KEPT))
     if "all" in fields:

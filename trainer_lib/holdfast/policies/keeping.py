@@ -7,6 +7,8 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any, Literal
 
+from holdfast_contract import defaults
+
 
 @dataclass(frozen=True)
 class Keep:
@@ -20,7 +22,7 @@ class Keep:
     valid checkpoints.
     """
 
-    latest: int | None = 3
+    latest: int | None = defaults.KEEP_LATEST
     best: int = 0
     metric: str = "loss"
     mode: Literal["min", "max"] = "min"
@@ -74,7 +76,7 @@ KeepRule = Keep | KeepCombined
 
 def keep(  # noqa: PLR0913  one name for every rule, all optional
     *,
-    latest: int | None = 3,
+    latest: int | None = defaults.KEEP_LATEST,
     best: int = 0,
     metric: str = "loss",
     mode: Literal["min", "max"] = "min",

@@ -14,9 +14,10 @@ from typing import Any, Final, Protocol, overload
 from holdfast.policies.failures import PRIOR_FAILURES, PRIOR_SECONDS, UNOBSERVED
 from holdfast.policies.failures import mean_seconds_between_failures as posterior_seconds
 from holdfast.policies.keeping import Keep, KeepCombined, KeepRule, require_int, require_positive
+from holdfast_contract import defaults
 from holdfast_contract.sync import FailureHistory
 
-DEFAULT_SECONDS: Final = 600.0
+DEFAULT_SECONDS: Final = float(defaults.SAVE_SECONDS)
 """Interval of saves when nothing says otherwise."""
 
 

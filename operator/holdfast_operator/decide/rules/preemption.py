@@ -10,6 +10,7 @@ from __future__ import annotations
 from typing import Final
 
 from holdfast_contract.api import NoticeStatus, PreemptionStatus, SaveStatus
+from holdfast_contract.api_status import MAX_MESSAGE
 from holdfast_contract.reasons import Metric, Reason, SaveOutcome
 from holdfast_operator.decide import causes, notices, preemption_record, progress, replacement, saves
 from holdfast_operator.decide.actions import Count, Event, StatusDecision
@@ -118,7 +119,7 @@ def _settle(view: JobView, record: PreemptionStatus, save: SaveStatus) -> Status
     closed = record.model_copy(
         update={
             "outcome": verdict.outcome,
-            "reason": verdict.reason[:4096],
+            "reason": verdict.reason[:MAX_MESSAGE],
             "saved_step": verdict.step,
             "seconds_to_spare": round(spare, 3) if spare is not None else None,
         }
