@@ -1,4 +1,4 @@
-"""What of a report matters at once, and what the outcome of a save says of it."""
+"""What of a report matters at once, and what the outcome of a save means."""
 
 from __future__ import annotations
 

@@ -183,7 +183,7 @@ def test_odd_storage_is_named(tmp_path: Path) -> None:
     assert "found a URI" in inspect("gs://bucket/x", "r").error
 
 
-def test_storage_that_does_not_answer_is_said_so_once_and_its_late_answer_counts(
+def test_storage_that_does_not_answer_is_reported_once_and_its_late_answer_counts(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     answers, posted = threading.Event(), list[loop_events.Event]()

@@ -300,7 +300,7 @@ def test_an_older_attempts_reports_are_left_out_but_its_checkpoint_is_not() -> N
 
 
 @pytest.mark.parametrize(
-    ("said", "seconds", "hangs"),
+    ("message", "seconds", "hangs"),
     [
         (update(step=5), 59.0, False),
         (update(step=5), 61.0, True),
@@ -312,9 +312,9 @@ def test_an_older_attempts_reports_are_left_out_but_its_checkpoint_is_not() -> N
         (TrainerUpdate(progress=Progress(5), restored=CheckpointRef(0, 5)), 61.0, False),
     ],
 )
-def test_what_counts_as_a_hang(said: TrainerUpdate, seconds: float, hangs: bool) -> None:
-    state = on_update(running(), said, 10.0)
-    at = (10.0 if said != TrainerUpdate() else 0.0) + seconds
+def test_what_counts_as_a_hang(message: TrainerUpdate, seconds: float, hangs: bool) -> None:
+    state = on_update(running(), message, 10.0)
+    at = (10.0 if message != TrainerUpdate() else 0.0) + seconds
     assert any(isinstance(intent, Abort) for intent in react(state, LIMITS, at)) is hangs
 
 

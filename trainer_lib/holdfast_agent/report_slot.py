@@ -11,7 +11,7 @@ from holdfast_contract.sync import Report
 
 @dataclass(frozen=True)
 class PendingReport:
-    """A report to be sent. ``number`` grows with each report; ``urgent_number`` is the last that changed in meaning."""
+    """A report to be sent. ``number`` grows; ``urgent_number`` is that of the last report whose meaning changed."""
 
     report: Report
     number: int
