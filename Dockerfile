@@ -3,17 +3,17 @@
 #   docker build --target operator -t holdfast/operator:0.1.0 .
 #   docker build --target trainer  -t holdfast/trainer:0.1.0 .
 #
-# Both come from uv.lock alone: no version is chosen at build time. The operator's image holds no JAX, the trainer's
-# neither Kopf nor a Kubernetes client.
+# Both images install from uv.lock alone: no version is chosen at build time. The operator image contains no JAX. The trainer
+# image contains neither Kopf nor a Kubernetes client.
 
-# The Python that the tests run on, and the uv that the lock file pins for them.
+# The Python version that the tests run on, and the uv version that the lock file pins.
 ARG PYTHON_VERSION=3.11
 ARG UV_VERSION=0.13.8
 
 FROM ghcr.io/astral-sh/uv:${UV_VERSION} AS uv
 
 FROM python:${PYTHON_VERSION}-slim-bookworm AS base
-# Unbuffered: the last words of a process that is killed are in its log. No bytecode: the root file system is read-only.
+# Unbuffered: the log contains the last lines of a killed process. No bytecode: the root file system is read-only.
 ENV PATH=/opt/holdfast/bin:$PATH \
     PYTHONUNBUFFERED=1 \
     PYTHONDONTWRITEBYTECODE=1 \
@@ -30,7 +30,7 @@ ENV UV_PROJECT_ENVIRONMENT=/opt/holdfast \
 WORKDIR /src
 COPY pyproject.toml uv.lock ./
 
-# Dependencies first: a change of our own code reuses their layer.
+# Dependencies first: a change of our own code reuses the layer with the dependencies.
 FROM build AS operator-build
 RUN --mount=type=cache,target=/var/cache/uv \
     uv sync --locked --no-default-groups --extra operator --no-install-project
@@ -48,7 +48,7 @@ COPY operator operator
 COPY trainer_lib trainer_lib
 RUN --mount=type=cache,target=/var/cache/uv \
     uv sync --locked --no-default-groups --extra trainer --no-editable
-# An accelerator's plugin (cuda13, tpu, ...) for the locked JAX. Only this step resolves outside the lock.
+# The plugin of an accelerator (cuda13, tpu, ...) for the locked JAX. Only this step resolves versions outside uv.lock.
 ARG JAX_EXTRA=""
 RUN --mount=type=cache,target=/var/cache/uv \
     if [ -n "${JAX_EXTRA}" ]; then \
@@ -65,8 +65,8 @@ USER 65532:65532
 EXPOSE 8443 9090 8080
 CMD ["python", "-m", "holdfast_operator"]
 
-# A base for training images: FROM this, add the script and its requirements. A TrainingJob names the command; the
-# operator puts the agent in front of it, so there is no entry point to get in the way.
+# A base for training images: start FROM it, and add the script and its requirements. A TrainingJob names the command, and
+# the operator runs the agent in front of it. So this image has no entry point.
 FROM base AS trainer
 LABEL org.opencontainers.image.title="Holdfast trainer" \
       org.opencontainers.image.licenses="Apache-2.0"

@@ -1,13 +1,15 @@
-"""Single flipped bits in checkpoints at rest: is each one found, and is the right file named?
+"""Flips single bits in stored checkpoints: does verification find each flip, and does it name the right file?
 
 ``python -m benchmarks.bit_flips [--flips 10000] [--control 300] [--seed 1] [--json FILE]``
 
-Real checkpoints of three layouts in turn: Holdfast's own (OCDBT, raw chunks); a plain Orbax manager's (OCDBT, zstd) and one
-with a file per chunk (zarr), both sealed. Each time one random bit of one random file is flipped, every byte is verified
-as before a restore, and the bit is put back. Half of the files are drawn by size (where rot happens), half evenly (where a
-small file matters most); the manifest is a file like any other. Exit code 1 if one flip is missed or another file is named.
+The checkpoints have three layouts, in turn: Holdfast's own (OCDBT, raw chunks), a plain Orbax manager's (OCDBT, zstd) and one
+with a file per chunk (zarr); the last two are sealed. Each round flips one random bit of one random file, verifies every byte
+as before a restore, and flips the bit back. Half of the files are drawn by size (where corruption is most likely), half evenly
+(so that small files count, too); the manifest is a file like any other. The exit code is 1 if a flip is missed or the wrong
+file is named.
 
-Control: the same kind of flip, and plain Orbax loads the checkpoint; how often it returns other numbers without a word.
+Control: plain Orbax loads checkpoints with the same kind of flip; the benchmark counts how often it returns wrong numbers
+without an error.
 """
 
 from __future__ import annotations
@@ -46,14 +48,14 @@ _PROGRESS_SECONDS: Final = 5.0
 
 @dataclass(frozen=True)
 class Target:
-    """One checkpoint: its folder, and where its arrays lie for Orbax."""
+    """One checkpoint: its folder, and the folder that Orbax loads."""
 
     layout: str
     folder: Path
     state: Path
 
     def files(self) -> list[Path]:
-        """Everything that may rot."""
+        """Return every file that may be damaged: all that are not empty."""
         return sorted(path for path in self.folder.rglob("*") if path.is_file() and path.stat().st_size)
 
 
@@ -68,7 +70,7 @@ class Flip:
 
     @contextlib.contextmanager
     def applied(self) -> Iterator[None]:
-        """Inside, the bit is the other way round."""
+        """Flip the bit, and flip it back at the end of the ``with`` block."""
         self._turn()
         try:
             yield
@@ -84,12 +86,12 @@ class Flip:
 
 
 def main() -> int:
-    """Prints the tables."""
+    """Print the tables. Returns 1 if a flip was missed, else 0."""
     options = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     options.add_argument("--flips", type=int, default=10_000)
     options.add_argument("--control", type=int, default=300)
     options.add_argument("--seed", type=int, default=1)
-    options.add_argument("--json", type=Path, help="writes the figures there")
+    options.add_argument("--json", type=Path, help="write the figures to this file")
     chosen = options.parse_args()
     draw = random.Random(chosen.seed)
     with tempfile.TemporaryDirectory(prefix="holdfast-flips-") as scratch:
@@ -111,14 +113,14 @@ def main() -> int:
 
 
 def build_state() -> dict[str, Any]:
-    """A quarter of a mebibyte in eight arrays and a counter."""
+    """Return a quarter of a mebibyte in eight arrays, and a counter."""
     numbers = np.random.default_rng(3)
     state = {f"w{n}": jax.device_put(numbers.standard_normal((64, 128), dtype=np.float32)) for n in range(8)}
     return {"params": state, "count": jax.device_put(np.int32(7))}
 
 
 def write_targets(folder: Path, state: Any) -> list[Target]:
-    """The checkpoint in every layout."""
+    """Write the checkpoint in every layout."""
     run = RunFolder(folder / "own")
     run.root.mkdir()
     owner = Owner(job_uid="benchmark", namespace="", name="flips", attempt=1)
@@ -140,7 +142,7 @@ def write_targets(folder: Path, state: Any) -> list[Target]:
 
 
 def draw_flip(target: Target, draw: random.Random) -> Flip:
-    """A bit of a file, drawn by size or evenly."""
+    """Draw a bit of a file; the file is drawn by size or evenly."""
     files = target.files()
     drawn = draw.choice(("by size", "evenly"))
     weights = [path.stat().st_size for path in files] if drawn == "by size" else None
@@ -153,11 +155,11 @@ Counts = Counter[tuple[str, str, str]]
 
 
 def verify_flips(targets: list[Target], draw: random.Random, flips: int) -> Counts:
-    """What a deep verification says of each."""
+    """Flip bits, verify each checkpoint deeply, and count the outcomes."""
     counts: Counts = Counter()
     for target in targets:
-        if said := refusal(target):
-            raise SystemExit(f"{target.layout}: an undamaged checkpoint is refused: {said}")
+        if reason := refusal(target):
+            raise SystemExit(f"{target.layout}: an undamaged checkpoint is refused: {reason}")
     shown = time.monotonic()
     for number in range(flips):
         target = targets[number % len(targets)]
@@ -176,18 +178,18 @@ def verify_flips(targets: list[Target], draw: random.Random, flips: int) -> Coun
 
 
 def refusal(target: Target) -> str:
-    """Why a deep verification refuses the checkpoint; "" if it does not."""
+    """Return why a deep verification refuses the checkpoint; "" if it accepts it."""
     place, entry = catalog.step_at(target.folder)
     checked = place.check(entry, deep=True)
     return "" if checked.valid else checked.reason
 
 
 def load_flips(targets: list[Target], state: Any, draw: random.Random, flips: int) -> Counts:
-    """What plain Orbax makes of each."""
+    """Flip bits, load each checkpoint with plain Orbax, and count the outcomes."""
     counts: Counts = Counter()
     expected = [np.asarray(leaf).tobytes() for leaf in jax.tree.leaves(state)]
     logging.disable(logging.ERROR)
-    sys.unraisablehook = lambda _: None  # Orbax leaves coroutines behind when it fails, and they complain to the end
+    sys.unraisablehook = lambda _: None  # a failed Orbax load leaves coroutines that warn until exit
     sys.stderr = Path(os.devnull).open("w")  # noqa: SIM115  for the rest of the process
     for number in range(flips):
         target = targets[number % len(targets)]
@@ -204,7 +206,7 @@ def _loaded(target: Target, state: Any, expected: list[bytes]) -> str:
             warnings.simplefilter("ignore")
             loaded = ocp.StandardCheckpointer().restore(target.state, state)
             found = [np.asarray(leaf).tobytes() for leaf in jax.tree.leaves(loaded)]
-    except Exception:  # it has many kinds
+    except Exception:  # Orbax raises many kinds
         return "error"
     return "right numbers" if found == expected else "wrong numbers, silently"
 

@@ -1,14 +1,14 @@
-"""How long it takes to decide which of many checkpoints is the newest valid one, and what of it costs.
+"""Measures how long it takes to find the newest valid one of many checkpoints, and which functions take the time.
 
 ``python -m benchmarks.choose [--checkpoints 1000] [--attempts 1] [--rounds 50] [--json FILE]``
 
-The decision begins with the run's path and ends with a checkpoint whose manifest belongs where it lies and all of whose
-files are there with their sizes: what a restore chooses before it reads, and what may be relied on unless bits have
-changed. Digests are the restore's: it compares them while it reads, and walks on from here if one is wrong.
+The decision begins with the run's path. It ends with a checkpoint whose manifest belongs to its folder and whose files all
+exist with the listed sizes. A restore chooses this checkpoint before it reads; unless bits have changed, it is valid. The
+restore compares digests while it reads, and tries the next checkpoint if one is wrong.
 
-Arms: the newest is whole (as nearly always); the newest 10 are damaged (cut short); every manifest is read (what a list of
-all checkpoints takes). Warm: everything is in the page cache. Cold: the first decision of a fresh process, after the
-kernel was advised to drop the manifests' pages; it keeps the folders' names.
+Arms: the newest checkpoint is complete (the usual case); the newest 10 are damaged (truncated); every manifest is read (as for
+a list of all checkpoints). Warm: everything is in the page cache. Cold: the first decision of a fresh process, after the
+kernel was advised to drop the manifests' pages; the kernel keeps the folders' names.
 """
 
 from __future__ import annotations
@@ -40,17 +40,17 @@ from holdfast_contract.manifest import CheckpointRef, Manifest, Owner, Rejection
 from holdfast_contract.runfolder import RunFolder
 
 _RUN: Final = "run"
-_SETTINGS: Final = StoreSettings(poison_after=3)  # as under the operator: the notes of all attempts are looked at
+_SETTINGS: Final = StoreSettings(poison_after=3)  # as under the operator, which reads the notes of all attempts
 _DAMAGED: Final = 10
 
 
 def main() -> int:
-    """Prints the table; 1 if a decision is not the right one."""
+    """Print the table. A wrong decision ends the process with exit code 1."""
     options = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     options.add_argument("--checkpoints", type=int, default=1000)
-    options.add_argument("--attempts", type=int, default=1, help="the checkpoints are spread over so many")
+    options.add_argument("--attempts", type=int, default=1, help="number of attempts that share the checkpoints")
     options.add_argument("--rounds", type=int, default=50)
-    options.add_argument("--json", type=Path, help="writes the figures there")
+    options.add_argument("--json", type=Path, help="write the figures to this file")
     options.add_argument("--once", type=Path, help=argparse.SUPPRESS)
     chosen = options.parse_args()
     if chosen.once:
@@ -69,14 +69,14 @@ def main() -> int:
     for arm, seconds in figures.items():
         spread = f"({1000 * min(seconds):.2f} … {1000 * max(seconds):.2f})"
         print(f"{arm:<34} {1000 * statistics.median(seconds):>8.2f} ms {spread}")
-    print(f"\nthe newest, warm, by own time:\n{cost}")
+    print(f"\nnewest, warm: functions by own time:\n{cost}")
     if chosen.json:
         chosen.json.write_text(json.dumps(figures, indent=1))
     return 0
 
 
 def write_run(root: Path, checkpoints: int, attempts: int) -> list[CheckpointRef]:
-    """Real checkpoints: one saved, then its files linked into the others' folders; newest first."""
+    """Save one real checkpoint and link its files into the others' folders. Returns all checkpoints, newest first."""
     first = _save_one(root)
     refs = []
     for number in range(checkpoints):
@@ -115,7 +115,7 @@ def _save_one(root: Path) -> _Saved:
 
 
 def newest(root: Path) -> CheckpointRef | None:
-    """The decision as a restore of the next attempt would make it."""
+    """Choose a checkpoint as a restore of the next attempt would."""
     run = RunFolder(root)
     for entry in Candidates(run, run.highest_attempt() + 1, _SETTINGS).in_order(UNPINNED, NEWEST):
         if isinstance(entry, Rejection):
@@ -130,7 +130,7 @@ def newest(root: Path) -> CheckpointRef | None:
 
 
 def measure(root: Path, refs: list[CheckpointRef], rounds: int) -> dict[str, list[float]]:
-    """Seconds by arm. Ends the process if a decision is wrong."""
+    """Measure the seconds of each arm. Ends the process if a decision is wrong."""
     figures = {"newest, warm": [_right(timed(lambda: newest(root)), refs[0]) for _ in range(rounds + 1)][1:]}
     figures["newest, cold (see above)"] = [_cold(root, refs[0]) for _ in range(min(rounds, 5))]
     figures["every manifest read, warm"] = [timed(lambda: len(RunFolder(root).survey().found))[0] for _ in range(3)]
@@ -146,14 +146,14 @@ def measure(root: Path, refs: list[CheckpointRef], rounds: int) -> dict[str, lis
 
 
 def timed(action: Callable[[], object]) -> tuple[float, object]:
-    """(seconds, result)."""
+    """Run an action. Returns (seconds, result)."""
     start = time.perf_counter()
     result = action()
     return time.perf_counter() - start, dataclasses.asdict(result) if dataclasses.is_dataclass(result) else result  # type: ignore[arg-type]
 
 
 def profile(action: Callable[[], object]) -> str:
-    """The ten functions that cost most themselves."""
+    """Return the ten functions with the most time of their own."""
     profiler = cProfile.Profile()
     profiler.runcall(action)
     text = io.StringIO()

@@ -1,8 +1,8 @@
 """Time, FLOPs and memory of none, all, selective and automatic rematerialisation, as ratios to none in the same run.
 
-``python benchmarks/remat.py [--small | --tiny] [--json FILE]``. Rounds run the arms in an order that turns round each time; the
-first is dropped; a ratio of times is the median of the rounds' own ratios, with the interval of the middle half. The arm
-"none again" is the same program as "none": how far its ratio is from 1 is what the clock of this machine is worth.
+``python benchmarks/remat.py [--small | --tiny] [--json FILE]``. Each round runs all arms, in an order that is reversed every
+time; the first round is dropped. A ratio of times is the median of the rounds' own ratios, with the interval of the middle
+half. The arm "none again" is the same program as "none": the distance of its ratio from 1 is the noise of this machine.
 """
 
 from __future__ import annotations
@@ -23,27 +23,27 @@ sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 
 from holdfast import remat
 from holdfast.remat.report import Report, Row
-from tests.support.remat_models import init_layers, largest_difference, scanned, tokens, unrolled
+from tests.support.remat.models import init_layers, largest_difference, scanned, tokens, unrolled
 
 ROUNDS = 9
 EPSILONS = 8
 BUDGET_SHARE = 0.2
 _ready: Callable[[Any], Any] = jax.block_until_ready
 _LIMITS = """What CPU figures cannot show:
-- Time: a CPU step may get faster with rematerialisation, because less memory is written; accelerators behave otherwise.
-- Memory of unrolled layers: the CPU compiler orders their operations so that rematerialisation frees nothing, hence scans.
-- Offloading to the host: on CPU both memories are one.
-- Peak memory with other programs, fragmentation, collectives: nothing here has any."""
+- Time: a CPU step may get faster with rematerialisation, because less memory is written. Accelerators behave differently.
+- Memory of unrolled layers: the CPU compiler orders their operations so that rematerialisation frees nothing. Hence scans.
+- Offloading to the host: on CPU, device memory and host memory are the same.
+- Peak memory next to other programs, fragmentation, collectives: nothing here has any of them."""
 
 
 def main() -> None:
-    """Prints the tables."""
+    """Print the tables."""
     options = argparse.ArgumentParser(description=__doc__)
     options.add_argument(
-        "--tiny", action="store_true", help="as --small, one round, and no search over unrolled layers"
+        "--tiny", action="store_true", help="smaller than --small, one round, no search over unrolled layers"
     )
-    options.add_argument("--small", action="store_true", help="sizes for a test, not for a result")
-    options.add_argument("--json", type=Path, help="writes the rounds there")
+    options.add_argument("--small", action="store_true", help="sizes for a test; do not publish its results")
+    options.add_argument("--json", type=Path, help="write the rounds to this file")
     chosen = options.parse_args()
     chosen.small |= chosen.tiny
     layers, width, batch, length = (2, 8, 1, 8) if chosen.tiny else (4, 16, 2, 16) if chosen.small else (24, 64, 4, 64)
@@ -75,7 +75,7 @@ def main() -> None:
 
 
 def _scanned_under(policy: remat.Policy) -> Callable[..., Any]:
-    from tests.support.remat_models import layer
+    from tests.support.remat.models import layer
 
     def loss(params: Any, x: Any) -> Any:
         last, _ = remat.scan_layers(lambda c, p: (layer(p, c), None), x, params, policy)
@@ -85,7 +85,7 @@ def _scanned_under(policy: remat.Policy) -> Callable[..., Any]:
 
 
 def _measure(arms: dict[str, Callable[..., Any]], params: Any, x: Any, *, rounds: int) -> dict[str, list[float]]:
-    """Seconds of one step per arm and round, the first round dropped. Gradients are compared before anything counts."""
+    """Measure the seconds of one step per arm and round, without the first round. Compares gradients before timing."""
     steps = {name: jax.jit(jax.value_and_grad(loss)) for name, loss in arms.items()}
     expected = _ready(steps["none"](params, x))
     for name, step in steps.items():
@@ -119,16 +119,18 @@ def _print_ratios(seconds: dict[str, list[float]], rows: dict[str, Row]) -> None
 
 def _print_search(report: Report, layers: int) -> None:
     bound, found = report.bound_flops or 0.0, report.row("automatic").recomputed_flops
-    print(f"search, {layers} layers scanned: {report.search_seconds:.2f} s; recomputed {found:,}, at best {bound:,.0f}")
+    print(
+        f"search, {layers} layers scanned: {report.search_seconds:.2f} s; recomputes {found:,} FLOPs, bound {bound:,.0f}"
+    )
 
 
 def _search_unrolled(layers: int) -> None:
-    """The search alone, over layers of which each may keep something else."""
+    """Time only the search, over unrolled layers, each of which may keep different values."""
     params, x = init_layers(layers, 32), tokens(2, 16, 32)
     report = remat.plan(unrolled, params, x, budget=remat.fraction(0.6), confirm=False).report
     bound, found = report.bound_flops or 0.0, report.row("automatic").recomputed_flops
     print(
-        f"search, {layers} layers unrolled: {report.search_seconds:.2f} s; recomputed {found:,}, at best {bound:,.0f}"
+        f"search, {layers} layers unrolled: {report.search_seconds:.2f} s; recomputes {found:,} FLOPs, bound {bound:,.0f}"
     )
 
 

@@ -1,17 +1,17 @@
-"""A verified restore against Orbax's, from a warm page cache: time, and host memory at its peak.
+"""Compares a verified restore with Orbax's restore, from a warm page cache: time, and peak host memory.
 
 ``python -m benchmarks.restore [--mib 768] [--leaves 16] [--rounds 7] [--json FILE]``
 
-Every restore is the first one of a fresh process, as in a restart: memory that was never touched costs more than the copy
-into it, and a process that has restored before has some left. A small restore comes first, so that everything is loaded.
-Arms, in an order that turns round with every round; after each one every byte is compared:
+Every restore is the first one of a fresh process, as after a restart: to touch new memory costs more than the copy into it, and
+a process that has restored before still has such memory. A small restore comes first, so that all code is loaded. Each round
+starts with another arm. After each restore every byte is compared. The arms:
 
-- ``holdfast``: ``Store.restore``: chooses the newest checkpoint, compares every byte with the manifest, hands out arrays.
-- ``orbax, same checkpoint``: Orbax's default restore of the very files that Holdfast reads; verifies nothing.
-- ``orbax, no compression`` and ``orbax, default``: the same of a checkpoint that Orbax wrote so; default is zstd.
+- ``holdfast``: ``Store.restore`` chooses the newest checkpoint, compares every byte with the manifest, and returns arrays.
+- ``orbax, same checkpoint``: Orbax's default restore of the very files that Holdfast reads; it verifies nothing.
+- ``orbax, no compression`` and ``orbax, default``: the same for checkpoints that Orbax wrote in this way; default is zstd.
 
-A ratio is the median of the rounds' own ratios, with the interval of the middle half. Memory is the peak resident set
-during the restore above what it was before, by the size of the state.
+A ratio is the median of the rounds' own ratios, with the interval of the middle half. Memory is the growth of the peak resident
+set during the restore, divided by the size of the state.
 """
 
 from __future__ import annotations
@@ -49,13 +49,13 @@ _ready: Callable[[Any], Any] = jax.block_until_ready
 
 
 def main() -> int:
-    """Prints the table; ends with an error if an arm returned other bytes than were saved."""
+    """Print the table. Ends the process with an error if an arm returned other bytes than were saved."""
     options = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     options.add_argument("--mib", type=int, default=768, help="size of the state")
     options.add_argument("--leaves", type=int, default=16)
     options.add_argument("--rounds", type=int, default=7)
-    options.add_argument("--json", type=Path, help="writes the figures there")
-    options.add_argument("--folder", type=Path, help="where the checkpoints go; default: a temporary folder")
+    options.add_argument("--json", type=Path, help="write the figures to this file")
+    options.add_argument("--folder", type=Path, help="folder for the checkpoints; default: a temporary folder")
     options.add_argument("--measure", nargs=2, metavar=("ARM", "FOLDER"), help=argparse.SUPPRESS)
     chosen = options.parse_args()
     if chosen.measure:
@@ -78,7 +78,7 @@ def main() -> int:
 
 
 def write_all(folder: Path, *, mib: int, leaves: int) -> None:
-    """The same state saved three ways, and a note of every leaf's shape and digest."""
+    """Save the same state in three ways, and write down every leaf's shape and digest."""
     state = build_state(mib, leaves)
     store = open_store(folder)
     store.save(1, state).result(600)
@@ -91,14 +91,14 @@ def write_all(folder: Path, *, mib: int, leaves: int) -> None:
 
 
 def build_state(mib: int, leaves: int) -> dict[str, jax.Array]:
-    """Numbers as parameters have them."""
+    """Return random float32 leaves, distributed like parameters."""
     random = np.random.default_rng(7)
     shape = (mib * MIB // 4 // leaves // 1024, 1024)
     return {f"w{n:04}": jax.device_put(random.standard_normal(shape, dtype=np.float32)) for n in range(leaves)}
 
 
 def open_store(folder: Path) -> Store:
-    """A claimed store of the next attempt."""
+    """Open the store of the next attempt and claim the run."""
     (folder / _RUN).mkdir(parents=True, exist_ok=True)
     run = RunFolder(folder / _RUN)
     attempt = run.highest_attempt() + 1
@@ -108,7 +108,7 @@ def open_store(folder: Path) -> Store:
 
 
 def restorer(folder: Path, arm: str) -> Callable[[], Any]:
-    """A call that restores the state of ``folder``."""
+    """Return a function that restores the state in ``folder``."""
     sharding = jax.sharding.SingleDeviceSharding(jax.devices()[0])
     shapes = {name: shape for name, (shape, _) in json.loads((folder / "leaves.json").read_text()).items()}
     struct: Any = jax.ShapeDtypeStruct
@@ -133,7 +133,7 @@ def restorer(folder: Path, arm: str) -> Callable[[], Any]:
 
 
 def run_rounds(folder: Path, rounds: int) -> dict[str, list[Measured]]:
-    """What each arm took in each round."""
+    """Measure each arm in each round."""
     for path in folder.rglob("*"):
         if path.is_file():
             xxhash.xxh3_64(path.read_bytes())  # into the page cache
@@ -147,12 +147,12 @@ def run_rounds(folder: Path, rounds: int) -> dict[str, list[Measured]]:
 
 
 def digest(leaf: jax.Array) -> str:
-    """Of a leaf's bytes."""
+    """Return the digest of a leaf's bytes."""
     return xxhash.xxh3_128_hexdigest(np.asarray(leaf).reshape(-1).view(np.uint8).data)
 
 
 def in_process(folder: Path, arm: str) -> Measured:
-    """``measured`` in a process of its own."""
+    """Run ``measured`` in a process of its own."""
     command = [sys.executable, "-m", "benchmarks.restore", "--measure", arm, str(folder)]
     found = subprocess.run(command, capture_output=True, text=True, check=False)
     if found.returncode:
@@ -161,14 +161,14 @@ def in_process(folder: Path, arm: str) -> Measured:
 
 
 def measured(folder: Path, arm: str) -> Measured:
-    """Seconds by the clock and of the processors, and the peak of the resident set above what it was, by the state's size.
+    """Measure a restore: wall seconds, processor seconds, and the growth of the resident set in sizes of the state.
 
     Ends the process with an error if the bytes are not those that were saved.
     """
     _ready(restorer(folder / "small", arm)())
     restore = restorer(folder / "large", arm)
     gc.collect()
-    Path("/proc/self/clear_refs").write_text("5")  # the peak begins anew
+    Path("/proc/self/clear_refs").write_text("5")  # reset the peak
     before = _status_bytes("VmRSS")
     start, start_cpu = time.perf_counter(), time.process_time()
     state = _ready(restore())
@@ -176,7 +176,7 @@ def measured(folder: Path, arm: str) -> Measured:
     peak = _status_bytes("VmHWM") - before
     expected = {n: d for n, (_, d) in json.loads((folder / "large" / "leaves.json").read_text()).items()}
     if {name: digest(leaf) for name, leaf in state.items()} != expected:
-        raise SystemExit("other bytes than were saved")
+        raise SystemExit("the restored bytes differ from the saved bytes")
     return {"seconds": seconds, "cpu_seconds": cpu, "memory": peak / sum(leaf.nbytes for leaf in state.values())}
 
 

@@ -1,14 +1,14 @@
-"""Lost loop time per save: what a save costs a training loop in all, in the call and in the steps after it.
+"""Lost loop time per save: the total cost of a save to a training loop, in the call and in the steps after it.
 
     python -m benchmarks.save [--layout shared|split] [--size-mib 512] [--leaves 16] [--rounds 7] [--arms ARM ...]
 
-The loop runs jitted steps that are given their state (donated buffers). Each round measures every arm, in an order that
-turns round each time, by two pairs of windows: ``--steps`` steps with one save at their beginning, and as many without,
-once in this order and once in the other. Lost time is the difference. The first round is dropped. After each save plain
-Orbax restores it and the bytes are compared with the state of that step; if any differ, the exit code is 1.
+The loop runs jitted steps that donate their state. Each round measures every arm, in an order that is reversed every time, with
+two pairs of windows: ``--steps`` steps with one save at their beginning, and as many without; one pair in this order, the
+other in reverse. Lost time is the difference. The first round is dropped. After each save plain Orbax restores it, and the
+bytes are compared with the state of that step. If any byte differs, the exit code is 1.
 
-Two arms say what the harness is worth: "none" saves nothing and must lose nothing, "asleep 50 ms" must lose that.
-Memory and the number of leaves have benchmarks of their own: ``benchmarks.save_memory``, ``benchmarks.save_leaves``.
+Two control arms show how far to trust the harness: "none" saves nothing and must lose nothing; "asleep 50 ms" must lose 50 ms.
+``benchmarks.save_memory`` measures memory, and ``benchmarks.save_leaves`` the effect of the number of leaves.
 """
 
 from __future__ import annotations
@@ -35,13 +35,13 @@ from benchmarks.save_arms import ARMS, GATES, MIB, Arm, Asleep, make_state, make
 from benchmarks.save_windows import Bootstrap, Found, Loop, measure_round
 
 _LIMITS = """What these figures cannot show:
-- On CPU there is no copy from a device to the host: read the distance to "copy", not seconds, for an accelerator.
-- The steps are bound by memory, which is the worst case for whatever copies beside them.
-- What goes on after the window is not counted, in favour of the slow writers; "late" says how often that was so."""
+- On CPU there is no copy from a device to the host. For an accelerator, read the distance to "copy", not the seconds.
+- The steps are bound by memory bandwidth, which is the worst case for a copy that runs at the same time.
+- Work after the end of the window is not counted, in favour of slow writers. "late" counts these cases."""
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
-    """The exit code."""
+    """Run the benchmark. Returns the exit code."""
     options = _options(arguments)
     logging.getLogger("absl").setLevel(logging.ERROR)
     cores = Cores(options.layout)
@@ -53,16 +53,16 @@ def main(arguments: Sequence[str] | None = None) -> int:
 def _options(arguments: Sequence[str] | None) -> argparse.Namespace:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument(
-        "--layout", choices=("shared", "split"), default="shared", help="split: the step alone on a core"
+        "--layout", choices=("shared", "split"), default="shared", help="split: the step has a core to itself"
     )
-    parser.add_argument("--size-mib", type=int, default=512, help="of the state")
+    parser.add_argument("--size-mib", type=int, default=512, help="size of the state")
     parser.add_argument("--leaves", type=int, default=16)
-    parser.add_argument("--rounds", type=int, default=7, help="counted ones; one more is dropped")
-    parser.add_argument("--steps", type=int, default=24, help="in a window")
-    parser.add_argument("--folder", type=Path, default=None, help="where to save; the file system matters")
+    parser.add_argument("--rounds", type=int, default=7, help="counted rounds; one more round is dropped")
+    parser.add_argument("--steps", type=int, default=24, help="steps in a window")
+    parser.add_argument("--folder", type=Path, default=None, help="folder for the saves; its file system matters")
     names = [name for name in ARMS if name not in GATES]
     parser.add_argument("--arms", nargs="+", choices=names, default=names, metavar="ARM", help=", ".join(names))
-    parser.add_argument("--json", type=Path, help="writes every round there")
+    parser.add_argument("--json", type=Path, help="write every round to this file")
     return parser.parse_args(arguments)
 
 
@@ -77,14 +77,14 @@ def _compare(folder: Path, cores: Cores, options: argparse.Namespace) -> int:
     _print_lost(found, arms)
     _say(_LIMITS)
     if options.json:
-        told = {name: asdict(arm.told) for name, arm in arms.items()}
+        timings = {name: asdict(arm.timings) for name, arm in arms.items()}
         rounds = {name: asdict(one) for name, one in found.items()}
-        options.json.write_text(json.dumps({"options": str(options), "found": rounds, "told": told}, indent=1))
+        options.json.write_text(json.dumps({"options": str(options), "found": rounds, "timings": timings}, indent=1))
     wrong = [f"{name}: {line}" for name, one in found.items() for line in one.wrong]
     for line in wrong:
         _say(f"WRONG BYTES: {line}")
     if not wrong:
-        _say("every save was restored by plain Orbax to the bit")
+        _say("plain Orbax restored every save to the bit")
     return 1 if wrong else 0
 
 
@@ -105,7 +105,7 @@ def _rounds(
                 found[name].steps += one.steps
                 found[name].unfinished += one.unfinished
             else:
-                arms[name].told.clear()
+                arms[name].timings.clear()
         _say(f"round {number} of {options.rounds}" + ("" if number else " (dropped)"))
     return found, arms
 
@@ -127,33 +127,35 @@ def _print_lost(found: dict[str, Found], arms: dict[str, Arm]) -> None:
             _row(
                 name,
                 _interval(one.lost, bootstrap),
-                *_told(arms[name]),
+                *_timings(arms[name]),
                 f"{one.unfinished}/{2 * len(one.lost)}",
                 _times(default, one, bootstrap, floor),
                 _times(found[tuned] if tuned else None, one, bootstrap, floor),
             )
         )
-    _say(f"async/x, tuned/x: how many times less than Orbax async as it comes, and than the best tuned one ({tuned})")
-    _say(f"a loss below {1000 * floor:.0f} ms is not told from none, and counts as that much in a ratio")
+    _say(
+        f"async/x, tuned/x: loss of Orbax async with default options, and of the best tuned one ({tuned}), by this arm's"
+    )
+    _say(f"a loss below {1000 * floor:.0f} ms cannot be distinguished from none; ratios use that floor")
     _say(_verdict(found, bootstrap))
 
 
 def _verdict(found: dict[str, Found], bootstrap: Bootstrap) -> str:
-    """Whether differences of this size can be believed."""
+    """Say whether the control arms confirm the harness."""
     low, high = bootstrap.interval(found["none"].lost)
     least, most = bootstrap.interval(found["asleep 50 ms"].lost)
     if low <= 0 <= high and least <= Asleep.SECONDS <= most:
-        return "the harness finds no loss where there is none, and 50 ms where they are"
-    return "INCONCLUSIVE: the harness finds a loss where there is none, or not the 50 ms that are there"
+        return "conclusive: the harness finds no loss without a save, and finds the sleep of 50 ms"
+    return "INCONCLUSIVE: the harness finds a loss without a save, or does not find the sleep of 50 ms"
 
 
-def _told(arm: Arm) -> tuple[str, str, str, str]:
-    told = arm.told
-    background = statistics.median(told.background) if told.background else None
-    sealing = statistics.median(told.sealing) / background if told.sealing and background else None
+def _timings(arm: Arm) -> tuple[str, str, str, str]:
+    timings = arm.timings
+    background = statistics.median(timings.background) if timings.background else None
+    sealing = statistics.median(timings.sealing) / background if timings.sealing and background else None
     return (
-        _ms(told.call),
-        _ms(told.waited),
+        _ms(timings.call),
+        _ms(timings.waited),
         "" if background is None else f"{background:.2f}",
         "" if sealing is None else f"{100 * sealing:.0f} %",
     )
@@ -186,7 +188,7 @@ def _file_system(folder: Path) -> str:
         key=lambda p: len(p.mountpoint),
         default=None,
     )
-    return best.fstype if best else "file system not known"
+    return best.fstype if best else "unknown file system"
 
 
 def _say(line: str) -> None:

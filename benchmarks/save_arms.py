@@ -1,4 +1,4 @@
-"""Ways to save a state of arrays, behind one interface; and the state, the step and the check of what was stored."""
+"""Ways to save a state of arrays, behind one interface; also the state, the step, and the check of the stored bytes."""
 
 from __future__ import annotations
 
@@ -29,10 +29,11 @@ ready: Callable[[Any], Any] = jax.block_until_ready
 
 
 @dataclass
-class Told:
-    """Of each save, in seconds: inside the call, from its end to durable, and what of that digests and manifest add.
+class Timings:
+    """Seconds of each save.
 
-    ``waited`` is the part of the call that waited for the save before.
+    ``call``: inside the call; ``waited``: the part of it that waits for the previous save; ``background``: from the end of
+    the call until the save is durable; ``sealing``: the part of that for digests and manifest.
     """
 
     call: list[float] = field(default_factory=list)
@@ -41,7 +42,7 @@ class Told:
     sealing: list[float] = field(default_factory=list)
 
     def clear(self) -> None:
-        """Forget the saves so far."""
+        """Drop the timings of all saves so far."""
         for kept in vars(self).values():
             kept.clear()
 
@@ -49,29 +50,29 @@ class Told:
 class Arm(Protocol):
     """One way to save."""
 
-    told: Told
+    timings: Timings
 
     def begin(self, folder: Path) -> None:
-        """A new run of saves into an empty folder."""
+        """Begin a new series of saves in an empty folder."""
 
     def save(self, step: int, state: State) -> None:
-        """In the loop; the state is donated to the next step."""
+        """Save in the loop; the next step then donates the state."""
 
     def busy(self) -> bool:
-        """Whether a save goes on."""
+        """Return whether a save is in flight."""
 
     def finish(self) -> None:
-        """Wait for what goes on."""
+        """Wait for all saves in flight."""
 
     def stored(self, step: int) -> Path | None:
-        """The Orbax checkpoint of a step."""
+        """Return the Orbax checkpoint of a step, if this arm stores one."""
 
 
 class Nothing:
     """The loop without saves."""
 
     def __init__(self) -> None:
-        self.told = Told()
+        self.timings = Timings()
 
     def begin(self, folder: Path) -> None: ...
 
@@ -88,7 +89,7 @@ class Nothing:
 
 
 class Asleep(Nothing):
-    """A delay that is known: what is measured of it tells what this harness is worth."""
+    """A known delay: the harness must measure it."""
 
     SECONDS = 0.05
 
@@ -96,11 +97,11 @@ class Asleep(Nothing):
         del step, state
         start = time.perf_counter()
         time.sleep(self.SECONDS)
-        self.told.call.append(time.perf_counter() - start)
+        self.timings.call.append(time.perf_counter() - start)
 
 
 class Copy(Nothing):
-    """A copy into memory that is kept, and no writing: no snapshot on the host can cost less."""
+    """A copy into reused memory, without writing: no snapshot on the host can cost less."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -115,14 +116,14 @@ class Copy(Nothing):
             pairs.append((memory[offset : offset + source.nbytes].view(source.dtype).reshape(source.shape), source))
             offset += source.nbytes
         self._arena.copy(pairs)
-        self.told.call.append(time.perf_counter() - start)
+        self.timings.call.append(time.perf_counter() - start)
 
 
 class Orbax:
-    """Plain Orbax. ``options``: of its array handler; None: its StandardCheckpointHandler as it comes."""
+    """Plain Orbax. ``options`` are for its array handler; None means its StandardCheckpointHandler with default options."""
 
     def __init__(self, options: dict[str, Any] | None, *, sync: bool = False) -> None:
-        self.told = Told()
+        self.timings = Timings()
         self._handler = ocp.PyTreeCheckpointHandler(**options) if options else ocp.StandardCheckpointHandler()
         self._arguments = ocp.args.PyTreeSave if options else ocp.args.StandardSave
         self._sync = sync
@@ -140,14 +141,14 @@ class Orbax:
         start = time.perf_counter()
         if not self._sync:
             self._saver.wait_until_finished()
-        self.told.waited.append(time.perf_counter() - start)
+        self.timings.waited.append(time.perf_counter() - start)
         self._running = not self._sync
         self._saver.save(self._folder / str(step), args=self._arguments(state))
         self._called = time.perf_counter()
-        self.told.call.append(self._called - start)
+        self.timings.call.append(self._called - start)
 
     def _done(self) -> None:
-        self.told.background.append(time.perf_counter() - self._called)
+        self.timings.background.append(time.perf_counter() - self._called)
         self._running = False
 
     def busy(self) -> bool:
@@ -162,10 +163,10 @@ class Orbax:
 
 
 class Holdfast:
-    """The store of this project, which also hashes every file and seals the checkpoint with a manifest."""
+    """Holdfast's store, which also computes digests of every file and writes a manifest."""
 
     def __init__(self, writer: WriterName) -> None:
-        self.told = Told()
+        self.timings = Timings()
         self._writer: WriterName = writer
         self._attempt = 0
         self._store: Store | None = None
@@ -173,7 +174,7 @@ class Holdfast:
         self._handles: list[Any] = []
 
     def begin(self, folder: Path) -> None:
-        """One store for all runs, as one training has: what it keeps from save to save is part of it."""
+        """Use one store for all series, as a training does, because the store keeps memory from save to save."""
         if self._store is None:
             self._folder = folder.parent / f"{folder.name}-run"
             self._store = Store(
@@ -194,9 +195,9 @@ class Holdfast:
         assert self._store is not None
         start = time.perf_counter()
         handle = self._store.save(self._number(step), state)
-        self.told.call.append(time.perf_counter() - start)
-        self.told.waited.append(handle.timings["wait_seconds"])
-        self._handles.append((handle, self.told.call[-1]))
+        self.timings.call.append(time.perf_counter() - start)
+        self.timings.waited.append(handle.timings["wait_seconds"])
+        self._handles.append((handle, self.timings.call[-1]))
 
     def busy(self) -> bool:
         return any(not handle.done() for handle, _ in self._handles)
@@ -205,20 +206,20 @@ class Holdfast:
         for handle, call in self._handles:
             handle.result(_LIMIT_SECONDS)
             timings = handle.timings
-            self.told.background.append(timings["total_seconds"] - call)
-            self.told.sealing.append(timings.get("digest_seconds", 0.0) + timings.get("manifest_seconds", 0.0))
+            self.timings.background.append(timings["total_seconds"] - call)
+            self.timings.sealing.append(timings.get("digest_seconds", 0.0) + timings.get("manifest_seconds", 0.0))
         self._handles = []
 
     def stored(self, step: int) -> Path | None:
         return self._folder / "1" / str(self._number(step)) / "state"
 
     def _number(self, step: int) -> int:
-        """A step is committed only once in an attempt."""
+        """Return a number that is new to the store, which commits a step only once per attempt."""
         return self._attempt * 1_000_000 + step
 
 
 GATES: dict[str, Callable[[], Arm]] = {"none": Nothing, "asleep 50 ms": Asleep}
-"""What is lost by these is known."""
+"""Control arms, whose loss is known."""
 ARMS: dict[str, Callable[[], Arm]] = {
     **GATES,
     "orbax sync": lambda: Orbax(None, sync=True),
@@ -233,14 +234,14 @@ ARMS: dict[str, Callable[[], Arm]] = {
 
 
 def make_state(size_bytes: int, leaves: int) -> State:
-    """``leaves`` arrays of float32 with random numbers, which no compression makes much smaller."""
+    """Return ``leaves`` arrays of random float32, which compression hardly shrinks."""
     count = max(1, size_bytes // 4 // leaves)
     make = jax.jit(jax.random.normal, static_argnums=1)
     return {f"layer_{n:05}": make(jax.random.key(n), (count,)) for n in range(leaves)}
 
 
 def make_step() -> Callable[[State], State]:
-    """One training step's stand-in: reads and writes the whole state in place."""
+    """Return a jitted stand-in for a training step, which reads and writes the whole state in place."""
 
     def step(state: State) -> State:
         return {name: leaf * jnp.float32(0.999) + jnp.float32(0.001) for name, leaf in state.items()}
@@ -250,12 +251,12 @@ def make_step() -> Callable[[State], State]:
 
 
 def digests(state: Any) -> dict[str, str]:
-    """xxh3-128 of the bytes of each leaf."""
+    """Return the xxh3-128 of the bytes of each leaf."""
     return {name: xxhash.xxh3_128_hexdigest(np.ascontiguousarray(leaf).data) for name, leaf in state.items()}
 
 
 def wrong_leaves(arm: Arm, step: int, leaves: dict[str, str]) -> list[str]:
-    """Leaves that plain Orbax does not restore as they were when the step was saved; ``leaves`` by digest."""
+    """Return the leaves whose bytes plain Orbax does not restore. ``leaves``: the digests at the save, by name."""
     stored = arm.stored(step)
     if stored is None:
         return []

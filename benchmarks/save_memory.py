@@ -1,8 +1,8 @@
-"""Extra resident memory while saving, in sizes of the state: what the process takes at its peak beyond the loop's own.
+"""Extra resident memory during saves, in sizes of the state: the peak of the process beyond the loop's own memory.
 
     python -m benchmarks.save_memory [--size-mib 512] [--leaves 16] [--arms ARM ...]
 
-Each arm runs alone in a fresh process: two saves with steps after each.
+Each arm runs alone in a fresh process: two saves, with steps after each.
 """
 
 from __future__ import annotations
@@ -29,24 +29,24 @@ _SAVES = 2
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
-    """The exit code: 1 if an arm failed."""
+    """Run the benchmark. Returns 1 if an arm failed, else 0."""
     options = _options(arguments)
     logging.getLogger("absl").setLevel(logging.ERROR)
     if options.only:
         with tempfile.TemporaryDirectory(prefix="holdfast-memory-", dir=options.folder) as folder:
             print(_extra(Path(folder), options))
         return 0
-    print(f"extra resident memory while saving {options.size_mib} MiB, in sizes of the state", flush=True)
+    print(f"extra resident memory during saves of {options.size_mib} MiB, in sizes of the state", flush=True)
     found = {name: _in_a_process(name, options) for name in options.arms}
     return 1 if None in found.values() else 0
 
 
 def _options(arguments: Sequence[str] | None) -> argparse.Namespace:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--size-mib", type=int, default=512, help="of the state")
+    parser.add_argument("--size-mib", type=int, default=512, help="size of the state")
     parser.add_argument("--leaves", type=int, default=16)
-    parser.add_argument("--steps", type=int, default=24, help="after each save")
-    parser.add_argument("--folder", type=Path, default=None, help="where to save")
+    parser.add_argument("--steps", type=int, default=24, help="steps after each save")
+    parser.add_argument("--folder", type=Path, default=None, help="folder for the saves")
     parser.add_argument("--arms", nargs="+", choices=list(ARMS), default=list(ARMS), metavar="ARM")
     parser.add_argument("--only", choices=list(ARMS), help=argparse.SUPPRESS)
     return parser.parse_args(arguments)
@@ -60,7 +60,7 @@ def _in_a_process(name: str, options: argparse.Namespace) -> float | None:
     try:
         found = float(done.stdout.split()[-1])
     except (IndexError, ValueError):
-        print(f"{name:26}not known: {done.stderr[-500:]}", flush=True)
+        print(f"{name:26}failed: {done.stderr[-500:]}", flush=True)
         return None
     print(f"{name:26}{found:.2f}", flush=True)
     return found
@@ -87,7 +87,7 @@ def _extra(folder: Path, options: argparse.Namespace) -> float:
 
 
 class _PeakMemory:
-    """The largest resident memory of this process while it is open."""
+    """Samples the peak resident memory of this process inside a ``with`` block."""
 
     def __enter__(self) -> Self:
         self._process, self._stop = psutil.Process(), threading.Event()

@@ -1,7 +1,8 @@
-"""What a save costs a training loop in all, measured in pairs of windows: the same steps with one save and without.
+"""Measures the total cost of a save to a training loop, in pairs of windows: the same steps with one save and without.
 
-The windows of a pair lie side by side in time, once the one and once the other first, so that a machine that grows slower
-or faster meanwhile cancels out. Between windows, untimed, the save is waited for, restored by plain Orbax and compared.
+The windows of a pair follow each other directly, in one order in the first pair and reversed in the second, so that slow drift
+of the machine cancels out. Between windows, outside the timing, the harness waits for the save, restores it with plain Orbax
+and compares the bytes.
 """
 
 from __future__ import annotations
@@ -24,7 +25,11 @@ _MIDDLE = (2.5, 97.5)  # percent
 
 @dataclass
 class Found:
-    """Of one arm: seconds lost per save in each counted round, seconds of a step, and saves that went on after their window."""
+    """Results of one arm.
+
+    ``lost``: seconds lost per save in each counted round; ``steps``: seconds of a step; ``unfinished``: saves still in
+    flight at the end of their window; ``wrong``: leaves with wrong bytes.
+    """
 
     lost: list[float] = field(default_factory=list)
     steps: list[float] = field(default_factory=list)
@@ -34,7 +39,7 @@ class Found:
 
 @dataclass(frozen=True)
 class Loop:
-    """``steps`` in a window; ``apart`` sends new threads where they belong, in both windows of a pair."""
+    """A loop with ``steps`` per window; ``apart`` moves new threads to their cores, in both windows of a pair."""
 
     step: Callable[[State], State]
     steps: int
@@ -42,7 +47,7 @@ class Loop:
 
 
 def measure_round(arm: Arm, state: State, loop: Loop, folder: Path) -> Found:
-    """One pair of windows in each order; ``lost`` has their mean."""
+    """Measure one pair of windows in each order; ``lost`` has the mean of both."""
     found = Found()
     folder.mkdir()
     arm.begin(folder)
@@ -77,28 +82,28 @@ def _window(arm: Arm | None, number: int, state: State, loop: Loop) -> tuple[flo
 
 
 def _settle() -> None:
-    """What one window left in the page cache must not be written back in the next one's time."""
+    """Write back the page cache now, so that this does not happen during the next window."""
     os.sync()
 
 
 class Bootstrap:
-    """Intervals from rounds drawn again with replacement, the same rounds for all arms of a ratio."""
+    """Intervals from rounds resampled with replacement; all arms of a ratio use the same rounds."""
 
     def __init__(self, rounds: int) -> None:
         self._drawn = np.random.default_rng(0).integers(0, rounds, (_RESAMPLES, rounds))
 
     def medians(self, values: list[float]) -> npt.NDArray[np.float64]:
-        """Of each drawn set of rounds."""
+        """Return the median of each resampled set of rounds."""
         medians: npt.NDArray[np.float64] = np.median(np.asarray(values)[self._drawn], axis=1)
         return medians
 
     def interval(self, values: list[float]) -> tuple[float, float]:
-        """95 % of the medians lie in it."""
+        """Return the interval that contains 95 % of the medians."""
         low, high = np.percentile(self.medians(values), _MIDDLE)
         return float(low), float(high)
 
     def ratio(self, other: list[float], own: list[float], floor: float) -> tuple[float, float, float]:
-        """How many times ``own`` fits into ``other``, and the interval; below ``floor`` nothing is told apart."""
+        """Return ``other`` divided by ``own``, and the interval. Losses below ``floor`` count as ``floor``."""
         middle = max(float(np.median(other)), floor) / max(float(np.median(own)), floor)
         drawn = np.maximum(self.medians(other), floor) / np.maximum(self.medians(own), floor)
         low, high = np.percentile(drawn, _MIDDLE)

@@ -1,8 +1,8 @@
-"""Fine-tuning: only the encoder's parameters of an earlier run, a new head, a new optimizer.
+"""Fine-tuning: take only the encoder's parameters from an earlier run; use a new head and a new optimizer.
 
     python examples/finetune_parameters.py /tmp/holdfast-finetune
 
-The earlier run is left as it is; the new one has checkpoints of its own, from which it goes on when started again.
+The earlier run does not change. The new run has its own checkpoints and continues from them when you start it again.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ import holdfast
 
 
 def pretrain(path: Path) -> None:
-    """A run that leaves parameters and an optimizer's state."""
+    """Train a first run, whose checkpoints hold parameters and optimizer state."""
     optimizer = optax.adam(1e-2)
 
     def init() -> dict[str, Any]:
@@ -36,7 +36,7 @@ def pretrain(path: Path) -> None:
 
 
 def finetune(path: Path) -> None:
-    """Another run that begins with the encoder of the first one's best checkpoint."""
+    """Train a second run that starts from the encoder of the first run's best checkpoint."""
     optimizer = optax.sgd(1e-2)
 
     def init() -> dict[str, Any]:
@@ -46,7 +46,7 @@ def finetune(path: Path) -> None:
         return {"params": params, "opt": optimizer.init(params)}
 
     with holdfast.session(path, run="finetuned", every=holdfast.every_steps(5)) as run:
-        state, _ = run.restore(init())  # a value: a function would be called once more for its shapes
+        state, _ = run.restore(init())  # pass a value: a function would run once more for its shapes
         begun = float(state["params"]["encoder"]["w"][0, 0])
         for step in run.steps(until=5):
             run.commit(step, state)

@@ -1,9 +1,9 @@
-"""Grain: every process resumes its own stream of records at exactly the record that comes next.
+"""Grain: every process resumes its own stream of records at exactly the next record.
 
 python examples/grain_exact_resume.py /tmp/checkpoints [steps]
 
-Ended at any instant and started again, it prints the same checksum as a run that was never interrupted. The batch is of
-one size for the whole world, so that a position means the same however many processes share it.
+Stop it at any instant and start it again: it prints the same checksum as a run that was never interrupted. The global batch
+size is fixed, so a position has the same meaning for any number of processes.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ RECORDS, BATCH = 1000, 8
 
 
 class Records:
-    """This process's share of each batch. Grain draws the noise from the record's number and the seed."""
+    """This process's share of each batch. Grain derives the noise from the record's number and the seed."""
 
     def __init__(self, process_index: int, process_count: int) -> None:
         records = grain.MapDataset.range(RECORDS).seed(7).shuffle().repeat()
@@ -43,7 +43,7 @@ class Records:
         self._batches.set_state(state)
 
     def reposition(self, states: Sequence[Any]) -> None:
-        """All processes of the other world had given out as many shares, of the same batches."""
+        """Continue from any old process's position: all of them had yielded a share of the same batches."""
         if any(state != states[0] for state in states):
             raise ValueError(f"states: found {list(states)}, allowed: the same number of batches everywhere")
         self.set_state(states[0])

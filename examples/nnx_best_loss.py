@@ -1,4 +1,4 @@
-"""Flax NNX: model, optimizer and random streams in one call each; the checkpoint with the lowest loss stays.
+"""Flax NNX: save and restore model, optimizer and random streams in one call each; keep the checkpoint with the lowest loss.
 
 python examples/nnx_best_loss.py /tmp/checkpoints
 """

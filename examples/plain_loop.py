@@ -1,9 +1,9 @@
-"""Plain JAX, a loop of one's own: parameters and momentum as dictionaries, saved when the loop says so.
+"""Plain JAX with a loop of your own: parameters and momentum are dictionaries, and the loop decides when to save.
 
     python examples/plain_loop.py /tmp/holdfast-plain [steps]
 
-End it at any moment, with Ctrl-C or `kill`, and start it again: it goes on from the last save, and its result has the
-same bits as one that was never interrupted.
+Stop it at any moment, with Ctrl-C or `kill`, and start it again: it continues from the last save, and its result is
+bit-identical to that of a run that was never interrupted.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ State = dict[str, Any]
 
 @jax.jit
 def train_step(params: State, momentum: State, key: jax.Array) -> tuple[State, State, jax.Array]:
-    """One step of momentum descent on random points of a line. Returns parameters, momentum and the loss."""
+    """Take one step of momentum descent on random points of a line. Returns parameters, momentum and the loss."""
     x = jax.random.uniform(key, (32,))
 
     def loss(p: State) -> jax.Array:

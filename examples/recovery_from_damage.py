@@ -1,8 +1,8 @@
-"""What happens when storage lies: a flipped bit, a file cut short, a lost manifest, and then everything at once.
+"""What happens when storage corrupts checkpoints: a flipped bit, a truncated file, a lost manifest, and then all of them.
 
     python examples/recovery_from_damage.py /tmp/holdfast-recovery
 
-Prints each step. The folder must be new: the example damages the checkpoints that it makes.
+It prints each step. The folder must be new: the example damages the checkpoints in it.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ from holdfast.errors import NoValidCheckpoint
 
 
 def train(path: Path, until: int) -> int:
-    """Train up to a step; the step that it went on from."""
+    """Train until a step. Returns the step that it continued from."""
     with holdfast.session(path, run="demo", every=holdfast.every_steps(1), keep=holdfast.keep_all()) as run:
         state, _ = run.restore(lambda: {"w": jnp.zeros(4096)})
         begun = int(state["w"][0])
@@ -30,37 +30,37 @@ def train(path: Path, until: int) -> int:
 
 
 def show(path: Path) -> None:
-    """What the library thinks of each checkpoint, every byte read."""
+    """Print the status of each checkpoint, after reading every byte."""
     for checkpoint in holdfast.checkpoints(path, deep=True):
         print(f"  attempt {checkpoint.attempt} step {checkpoint.step}: {checkpoint.status} {checkpoint.reason}")
 
 
 def largest_file(folder: Path) -> Path:
-    """The one with the numbers."""
+    """Return the largest file of a checkpoint, which holds the arrays."""
     return max((p for p in folder.rglob("*") if p.is_file()), key=lambda p: p.stat().st_size)
 
 
 def main(path: Path) -> None:
-    """Damage one checkpoint after the other, and go on each time."""
+    """Damage one checkpoint after another, and continue training each time."""
     logging.getLogger("holdfast").setLevel(logging.CRITICAL)
-    print("1. A run of five steps, each saved.")
+    print("1. A run takes five steps and saves each.")
     train(path, until=5)
     first = path / "demo" / "1"
 
-    print("2. One bit flips in the newest checkpoint, one file of the second newest is cut short.")
+    print("2. One bit of the newest checkpoint flips, and one file of the second newest is truncated.")
     data = bytearray(largest_file(first / "5").read_bytes())
     data[len(data) // 2] ^= 1
     largest_file(first / "5").write_bytes(data)
     os.truncate(largest_file(first / "4"), 100)
     show(path)
 
-    print("3. The manifest of the third newest is lost: a checkpoint without one does not exist.")
+    print("3. The third newest loses its manifest: without a manifest it is not a checkpoint.")
     (first / "3" / "HOLDFAST.json").unlink()
 
-    print(f"4. The run is started again and goes on from step {train(path, until=6)}.")
+    print(f"4. The run starts again and continues from step {train(path, until=6)}.")
     show(path)
 
-    print("5. Everything is damaged: nothing starts from scratch over it.")
+    print("5. Every checkpoint is damaged: the run refuses to start from scratch over them.")
     for checkpoint in holdfast.checkpoints(path):
         os.truncate(largest_file(checkpoint.folder), 1)
     try:

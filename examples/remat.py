@@ -1,4 +1,4 @@
-"""Rematerialisation by component and under a byte budget, on a small transformer: prints what each choice saves and costs.
+"""Rematerialise a small transformer, by component and under a byte budget, and print what each choice saves and costs.
 
 Run it with ``python examples/remat.py [plot.svg]``.
 """
@@ -19,24 +19,24 @@ Params = dict[str, jax.Array]
 
 
 def normalised(x: jax.Array) -> jax.Array:
-    """Zero mean and unit variance over the last axis."""
+    """Scale ``x`` to zero mean and unit variance over the last axis."""
     return (x - x.mean(-1, keepdims=True)) * jax.lax.rsqrt(x.var(-1, keepdims=True) + 1e-5)
 
 
 def attention(params: Params, x: jax.Array) -> jax.Array:
-    """Self-attention with one head. x: (batch, length, width)."""
+    """Apply self-attention with one head. x: (batch, length, width)."""
     query, key, value = jnp.split(normalised(x) @ params["qkv"], 3, axis=-1)
     weights = jax.nn.softmax(jnp.einsum("btd,bsd->bts", query, key) * WIDTH**-0.5)
     return x + jnp.einsum("bts,bsd->btd", weights, value) @ params["out"]
 
 
 def feed_forward(params: Params, x: jax.Array) -> jax.Array:
-    """x: (batch, length, width)."""
+    """Apply two dense layers to each position. x: (batch, length, width)."""
     return x + jax.nn.gelu(normalised(x) @ params["up"]) @ params["down"]
 
 
 def loss(params: Params, x: jax.Array) -> jax.Array:
-    """All layers in one scan: nothing needs a mark."""
+    """Compute the loss with all layers in one scan, which needs no marks."""
 
     def layer(hidden: jax.Array, mine: Params) -> tuple[jax.Array, None]:
         return feed_forward(mine, attention(mine, hidden)), None
@@ -45,13 +45,13 @@ def loss(params: Params, x: jax.Array) -> jax.Array:
 
 
 def loss_by_component(params: Params, x: jax.Array) -> jax.Array:
-    """The same with two marked parts in each layer."""
+    """Compute the same loss with two marked blocks in each layer."""
     first, second = remat.block(attention, "attention"), remat.block(feed_forward, "feed_forward")
     return jnp.mean(jax.lax.scan(lambda h, mine: (second(mine, first(mine, h)), None), x, params)[0] ** 2)
 
 
 def main() -> None:
-    """Three ways to the same gradient."""
+    """Compute the same gradient in three ways."""
     sizes = {"qkv": (WIDTH, 3 * WIDTH), "out": (WIDTH, WIDTH), "up": (WIDTH, 4 * WIDTH), "down": (4 * WIDTH, WIDTH)}
     keys = jax.random.split(jax.random.key(0), len(sizes) + 1)
     params = {
@@ -75,7 +75,7 @@ def main() -> None:
         relative = [float(jnp.abs(a - b).max() / jnp.abs(a).max()) for a, b in pairs]
         if max(relative) > 1e-6:
             sys.exit(f"{name}: gradients differ by {max(relative):.1e} of the largest element")
-        print(f"{name}: largest difference of a gradient {max(relative):.1e} of its largest element")
+        print(f"{name}: largest difference of a gradient: {max(relative):.1e} of its largest element")
     if len(sys.argv) > 1:
         print(f"plot: {planned.report.write_svg(sys.argv[1])}")
 

@@ -1,19 +1,22 @@
-"""Fixtures for every test: `cluster`, `local_cluster`, `core_api` and `namespace`; how property tests run; who runs what."""
+"""Fixtures for every test, beside the plugin's `cluster`, `local_cluster`, `core_api` and `namespace`; who runs what."""
 
 from __future__ import annotations
 
 import os
+from collections.abc import Iterator
 from typing import TYPE_CHECKING
 
 import pytest
 from hypothesis import settings
 
-from tests.support import compiled
+from tests.support.training import compiled
 
 if TYPE_CHECKING:
     from xdist.scheduler import LoadScopeScheduling
 
-pytest_plugins = ["localkube.pytest_plugin"]
+    from tests.support.operator.tls import Authority
+
+pytest_plugins = ["localkube.pytest_plugin", "tests.support.measured"]
 
 # Most of these programs run for milliseconds and take LLVM seconds; the older emitters take it less than half as long.
 # Pods get no such thing: the whole loop and the demo run what users run. Set before JAX is imported; child processes
@@ -45,6 +48,23 @@ def on_cluster(nodeid: str) -> bool:
 def pytest_configure(config: pytest.Config) -> None:
     """The processes of one run share what they compile for trainings."""
     compiled.share(config)
+
+
+@pytest.fixture(scope="session")
+def authority() -> Authority:
+    """Whom the agents trust."""
+    from tests.support.operator.tls import new_authority
+
+    return new_authority()
+
+
+@pytest.fixture
+def no_fault_left() -> Iterator[None]:
+    """Storage works again after a test that made it fail."""
+    from holdfast.store.format import fs
+
+    yield
+    fs.set_fault_hook(None)
 
 
 @pytest.hookimpl(tryfirst=True)

@@ -1,4 +1,4 @@
-"""Text that every machine has: the source of the Python standard library, as bytes, in a fixed order."""
+"""Training text that every machine has: the source of the Python standard library, as bytes, in a fixed order."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ MAX_CORPUS_BYTES: Final = 4_000_000
 
 
 def read_corpus(max_bytes: int = MAX_CORPUS_BYTES) -> npt.NDArray[np.uint8]:
-    """The first ``max_bytes`` of all modules of the standard library, sorted by name. Shape: (bytes,)."""
+    """Return the first ``max_bytes`` of the standard library's modules, sorted by name. Shape: (bytes,)."""
     root = Path(sysconfig.get_paths()["stdlib"])
     text = bytearray()
     for path in sorted(root.glob("*.py")) + sorted(root.glob("[a-z]*/*.py")):
@@ -28,10 +28,10 @@ def read_corpus(max_bytes: int = MAX_CORPUS_BYTES) -> npt.NDArray[np.uint8]:
 
 
 class Batches:
-    """Endless batches of random windows of a corpus. Batch n depends on the seed and on n alone.
+    """Endless batches of random windows of a corpus. Batch n depends only on the seed and n.
 
-    ``next`` gives int32 of shape (batch, context + 1), spread over ``sharding``; each process makes only its own rows.
-    The position is all there is to remember, so a restored iterator goes on with exactly the batch that came next.
+    ``next`` returns int32 of shape (batch, context + 1) with ``sharding``; each process makes only its own rows. The
+    position is the whole state, so a restored iterator continues with exactly the next batch.
     """
 
     def __init__(
@@ -51,28 +51,28 @@ class Batches:
         self.position += 1
 
         def rows(index: tuple[slice, ...] | None) -> npt.NDArray[np.int32]:
-            index = index or (slice(None), slice(None))  # None: all of it
+            index = index or (slice(None), slice(None))  # None: the whole array
             windows = [self._corpus[start : start + length] for start in starts[index[0]]]
             return np.stack(windows).astype(np.int32)[:, index[1]]
 
         return jax.make_array_from_callback(self._shape, self._sharding, rows)
 
     def skip(self) -> None:
-        """Leave one batch out."""
+        """Skip one batch."""
         self.position += 1
 
     def get_state(self) -> dict[str, Any]:
-        """Where the next batch is."""
+        """Return the position of the next batch."""
         return {"seed": self._seed, "position": self.position}
 
     def reposition(self, states: Sequence[dict[str, Any]]) -> None:
-        """Go on among another number of processes: each one draws the whole batch, so that their positions are one."""
+        """Continue with another number of processes. Each process draws the whole batch, so all positions are equal."""
         if any(state != states[0] for state in states):
             raise ValueError(f"states: found {list(states)!r:.200}, allowed: the same position on every process")
         self.set_state(states[0])
 
     def set_state(self, state: dict[str, Any]) -> None:
-        """Go on from there. Raises ValueError for the position of another seed."""
+        """Continue from a position. Raises ValueError if it belongs to another seed."""
         if state["seed"] != self._seed:
-            raise ValueError(f"seed: found {state['seed']} in the checkpoint, this run has {self._seed}")
+            raise ValueError(f"seed: found {state['seed']} in the checkpoint, allowed: {self._seed}, this run's seed")
         self.position = state["position"]

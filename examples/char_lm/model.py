@@ -26,7 +26,7 @@ class Shape:
 
 
 def init_params(shape: Shape, key: jax.Array) -> Params:
-    """Random parameters. All layers are stacked: their leaves begin with a dimension of ``layers``."""
+    """Return random parameters. All layers are stacked: the first dimension of their leaves is ``layers``."""
     width, layers = shape.width, shape.layers
     sizes = {
         "embed": (shape.vocabulary, width),
@@ -43,7 +43,10 @@ def init_params(shape: Shape, key: jax.Array) -> Params:
 
 
 def logits(params: Params, tokens: jax.Array, key: jax.Array, shape: Shape) -> jax.Array:
-    """Scores of the next character. ``tokens``: (batch, context) of int32; result: (batch, context, vocabulary)."""
+    """Return scores of the next character.
+
+    ``tokens``: int32 of shape (batch, context). Result: shape (batch, context, vocabulary).
+    """
     hidden = params["embed"][tokens] + params["position"]
     layer_names = ("attention_in", "attention_out", "mlp_in", "mlp_out")
     stacked = {name: params[name] for name in layer_names}
@@ -61,7 +64,7 @@ def logits(params: Params, tokens: jax.Array, key: jax.Array, shape: Shape) -> j
 
 
 def init_state(shape: Shape, optimizer: optax.GradientTransformation, seed: int) -> State:
-    """Everything that training changes: parameters, optimizer, and the key that dropout draws from."""
+    """Return everything that training changes: parameters, optimizer state, and the key for dropout."""
     params_key, key = jax.random.split(jax.random.key(seed))
     params = init_params(shape, params_key)
     return {"params": params, "optimizer": optimizer.init(params), "key": key}
@@ -75,10 +78,11 @@ def train_step(
     optimizer: optax.GradientTransformation,
     whole: jax.sharding.Sharding,
 ) -> tuple[State, jax.Array]:
-    """One step on ``batch``, int32 of (batch, context + 1). Returns the next state and the mean loss in nats.
+    """Take one step on ``batch``, int32 of shape (batch, context + 1). Returns the next state and the mean loss in nats.
 
-    Every device computes its part of the batch with ``whole`` parameters, gathered for the step: fully sharded data
-    parallelism. Left to itself, the compiler would follow the parameters and gather activations in every layer.
+    This is fully sharded data parallelism: the parameters are gathered for the step (``whole``), and every device computes
+    its part of the batch. Without this constraint the compiler would follow the sharded parameters and gather activations
+    in every layer.
     """
     key, dropout_key = jax.random.split(state["key"])
 

@@ -1,7 +1,7 @@
-"""Train a character-level transformer on the Python standard library. It survives whatever happens to its machines.
+"""Train a character-level transformer on the Python standard library, through crashes and preemptions.
 
 One process:      python examples/char_lm/train.py --path /tmp/checkpoints
-On a cluster:     the command of a TrainingJob, which says the rest
+On a cluster:     as the command of a TrainingJob; the job sets everything else
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ from typing import Any
 import jax
 import numpy as np
 import optax  # type: ignore[import-untyped]
-from data import VOCABULARY, Batches, read_corpus  # type: ignore[import-not-found]  # beside this script
+from data import VOCABULARY, Batches, read_corpus  # type: ignore[import-not-found]  # in this folder
 from jax.experimental import multihost_utils
 from jax.sharding import AxisType, NamedSharding
 from model import Shape, init_state, train_step  # type: ignore[import-not-found]
@@ -27,7 +27,7 @@ P: Any = jax.sharding.PartitionSpec
 
 
 def main() -> None:
-    """Train, and say which parameters came out."""
+    """Train, then print a digest of the final state."""
     args = parse_arguments()
     config: Any = jax.config
     config.update("jax_num_cpu_devices", args.cpu_devices)
@@ -67,7 +67,7 @@ def main() -> None:
 
 
 def spread_over(mesh: jax.sharding.Mesh, tree: Any) -> Any:
-    """A sharding for every leaf: its last dimension over all devices where that divides, else a copy on each."""
+    """Return a sharding for every leaf: split its last dimension over all devices if it divides evenly, else replicate."""
 
     def sharding_of(leaf: jax.ShapeDtypeStruct) -> NamedSharding:
         divides = leaf.ndim >= 2 and leaf.shape[-1] % mesh.size == 0
@@ -77,7 +77,7 @@ def spread_over(mesh: jax.sharding.Mesh, tree: Any) -> Any:
 
 
 def digest_of(state: Any) -> str:
-    """SHA-256 over names, types and bytes of all leaves, gathered from all processes. Every process must call it."""
+    """Return the SHA-256 of names, types and bytes of all leaves, from all processes. Every process must call it."""
     digest = hashlib.sha256()
     for path, leaf in jax.tree_util.tree_flatten_with_path(state)[0]:
         plain = jax.random.key_data(leaf) if jax.numpy.issubdtype(leaf.dtype, jax.dtypes.prng_key) else leaf
@@ -88,7 +88,7 @@ def digest_of(state: Any) -> str:
 
 
 def parse_arguments() -> argparse.Namespace:
-    """The command line."""
+    """Parse the command line."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--path", help="folder for checkpoints; not needed in a TrainingJob")
     parser.add_argument("--every", type=lambda n: holdfast.every_steps(int(n)), help="steps between saves")
@@ -98,10 +98,10 @@ def parse_arguments() -> argparse.Namespace:
     parser.add_argument("--batch", type=int, default=16, help="windows per step, over all processes")
     parser.add_argument("--seed", type=int, default=0)
     parser.add_argument("--cpu-devices", type=int, default=2, help="devices per process where there is no accelerator")
-    parser.add_argument("--skip-batch", type=int, help="leave out the batch of this step: the digest must then differ")
+    parser.add_argument("--skip-batch", type=int, help="skip one batch at this step; the digest must then differ")
     parser.add_argument("--digest-out", type=Path, help="file for the digest of the final state")
     parser.add_argument(
-        "--pause-seconds", type=float, default=0.0, help="after each step, as if there were more to compute"
+        "--pause-seconds", type=float, default=0.0, help="pause after each step, to simulate a longer step"
     )
     return parser.parse_args()
 

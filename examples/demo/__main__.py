@@ -1,4 +1,4 @@
-"""``make demo``: the main job on a real Kubernetes control plane, with faults, measured and judged."""
+"""``make demo``: train on a real Kubernetes control plane, inject faults, measure, and check every claim."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ from examples.demo.watch import JobWatch
 REPOSITORY: Final = Path(__file__).resolve().parents[2]
 GOODPUT_TOLERANCE: Final = 0.005
 PAUSE_SECONDS: Final = 0.05
-"""After each step of the run that faults happen to, so that it lasts until the last of them on a fast machine, too."""
+"""Pause after each step of the disturbed run, so that even on a fast machine it lasts until the last fault."""
 
 
 def main() -> int:
@@ -55,13 +55,13 @@ def main() -> int:
 
 
 def parse_arguments(words: Sequence[str] | None = None) -> argparse.Namespace:
-    """The command line, checked."""
+    """Parse and check the command line."""
     parser = argparse.ArgumentParser(prog="make demo", description=__doc__)
-    parser.add_argument("--seed", type=int, default=0, help="seed of model, data order and dropout (default 0)")
+    parser.add_argument("--seed", type=int, default=0, help="seed for model, data order and dropout (default 0)")
     parser.add_argument("--steps", type=int, default=300, help="training steps (default 300)")
     parser.add_argument("--every-steps", type=int, default=20, help="steps between checkpoints (default 20)")
-    parser.add_argument("--watch-only", action="store_true", help="train to the end without any fault")
-    parser.add_argument("--keep", action="store_true", help="keep the cluster and its files until Enter is pressed")
+    parser.add_argument("--watch-only", action="store_true", help="train to the end without faults")
+    parser.add_argument("--keep", action="store_true", help="keep the cluster and its files until you press Enter")
     parser.add_argument("--output", type=Path, default=Path("demo-output"), help="folder for the page and the figures")
     options = parser.parse_args(words)
     for name in ("steps", "every_steps"):
@@ -91,14 +91,14 @@ def _perform(
     reference, outcome = _training(options, work, "reference"), Outcome()
     training = replace(reference, name="char-lm", pause_seconds=PAUSE_SECONDS)
     skipped = replace(reference, name="one-batch-skipped", skip_batch=options.steps // 2)
-    undisturbed = scenario.run_alone(rig, reference, print, "-- reference: the same run, to which nothing happens")
+    undisturbed = scenario.run_alone(rig, reference, print, "-- reference: the same run without faults")
     other = (
         ""
         if options.watch_only
         else scenario.run_alone(rig, skipped, print, "-- control: the same run with one batch skipped")
     )
     record = Record()
-    killer.told = lambda what: record.mark("operator", Kind.FAULT, what)
+    killer.on_kill = lambda what: record.mark("operator", Kind.FAULT, what)
     watch = JobWatch(record, lambda: rig.get_job(training.name))
     logs = LogFollower(record, rig.kubectl, NAMESPACE, lambda line: _lane(record, line))
     rig.on_pods = logs.follow_all
@@ -126,7 +126,7 @@ def _acts(options: argparse.Namespace, stage: Stage) -> dict[str, Any]:
     scenario.crash(stage)
     compare_with_plain_orbax = scenario.corruption(stage)
     scenario.operator_kills(stage)
-    compare_with_plain_orbax()  # by now it does not matter if training ends meanwhile
+    compare_with_plain_orbax()  # from here on, training may end at any time
     return scenario.finish(stage)
 
 
@@ -167,13 +167,15 @@ def _judge_goodput(outcome: Outcome, status: dict[str, Any], *, wall_seconds: fl
     total = sum(buckets.values())
     off = abs(total - wall_seconds) / wall_seconds
     outcome.claim(
-        "every second is in one goodput bucket: the sum is the wall time within 0.5 %",
+        "every second is in one goodput or badput bucket: their sum is the wall time within 0.5 %",
         off <= GOODPUT_TOLERANCE,
-        f"{total:.2f} s in buckets, {wall_seconds:.2f} s by the demo's own clock from apply to completion",
+        f"{total:.2f} s in buckets, {wall_seconds:.2f} s from apply to completion by the demo's own clock",
     )
     share = buckets.get("productive", 0.0) / total if total else 0.0
     outcome.figures.append(
-        Figure("goodput", f"{100 * share:.1f} %", "productive seconds of a run this short, faults included")
+        Figure(
+            "goodput", f"{100 * share:.1f} %", "share of productive seconds; the run is short and includes all faults"
+        )
     )
     causes = ", ".join(f"{c} {n}" for c, n in sorted((status.get("restarts") or {}).items())) or "none"
     outcome.figures.append(Figure("restarts by cause", causes))
@@ -206,13 +208,13 @@ def _conclude(
         "seconds": seconds,
     }
     (options.output / "figures.json").write_text(json.dumps(facts, indent=1) + "\n")
-    console.print(f"timeline: {page}   the whole demo took {seconds:.0f} s")
+    console.print(f"The timeline is in {page}. The demo took {seconds:.0f} s.")
     return outcome.exit_code()
 
 
 def _keep(rig: Rig, work: Path) -> None:
-    print(f"The cluster is kept. KUBECONFIG={rig.kubeconfig}  files: {work}")
-    input("Press Enter to end it. ")
+    print(f"The cluster is still running. KUBECONFIG={rig.kubeconfig}  files: {work}")
+    input("Press Enter to stop it. ")
 
 
 if __name__ == "__main__":

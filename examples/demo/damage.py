@@ -1,4 +1,4 @@
-"""Flips one bit of tensor data in a checkpoint, and lets plain Orbax load what comes out."""
+"""Flips one bit of tensor data in a checkpoint, and lets plain Orbax load the result."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ class Flip:
 
 
 def flip_newest(run_folder: Path) -> Flip:
-    """Flip one bit in the middle of the largest file of the newest checkpoint: that is tensor data."""
+    """Flip one bit in the middle of the newest checkpoint's largest file, which holds tensor data."""
     folder = RunFolder(run_folder)
     newest = folder.candidates(1)[0]
     step = folder.step_folder(newest.attempt, newest.step)
@@ -55,7 +55,7 @@ def _flip(path: Path, flip: Flip) -> None:
 
 @dataclass(frozen=True)
 class PlainLoad:
-    """What plain Orbax made of a damaged checkpoint."""
+    """The result of loading a damaged checkpoint with plain Orbax."""
 
     raised: str
     digest_damaged: str
@@ -63,18 +63,18 @@ class PlainLoad:
 
     @property
     def silent(self) -> bool:
-        """Whether it loaded wrong numbers without a word."""
+        """Whether Orbax loaded wrong numbers without an error."""
         return not self.raised and self.digest_damaged != self.digest_repaired
 
 
 def keep_aside(run_folder: Path, flip: Flip, folder: Path) -> Path:
-    """A copy of the damaged step's folder, below ``folder``: plain Orbax takes its time, training goes on and deletes."""
+    """Copy the damaged step below ``folder``: before plain Orbax has loaded it, retention might delete the original."""
     step = RunFolder(run_folder).step_folder(flip.ref.attempt, flip.ref.step)
     return Path(shutil.copytree(step, folder / "damaged"))
 
 
 def load_with_plain_orbax(step: Path, flip: Flip) -> PlainLoad:
-    """The control arm: the same damaged folder, read by Orbax alone; then with the bit flipped back."""
+    """Load the damaged folder with Orbax alone, then again with the bit flipped back: the control arm."""
     raised, damaged = _orbax_digest(step)
     _flip(step / flip.file, flip)
     error, repaired = _orbax_digest(step)
@@ -96,4 +96,4 @@ def _orbax_digest(step: Path) -> tuple[str, str]:
     )
     if done.returncode == 0:
         return "", done.stdout.strip()
-    return (done.stderr.strip().splitlines() or ["failed without a message"])[-1], ""
+    return (done.stderr.strip().splitlines() or ["plain Orbax failed without a message"])[-1], ""

@@ -21,7 +21,7 @@ NOTICE_SECONDS: Final = 25
 
 @dataclass(frozen=True)
 class Training:
-    """What is trained and where its files lie on this machine."""
+    """One training run, and where its files are on this machine."""
 
     name: str
     steps: int
@@ -41,12 +41,12 @@ class Training:
 
     @property
     def run_folder(self) -> Path:
-        """The run's folder of checkpoints, as this machine sees it."""
+        """The run's checkpoint folder, as a path on this machine."""
         return self.checkpoints / self.name
 
 
 def manifest(training: Training, *, namespace: str) -> dict[str, Any]:
-    """The TrainingJob as a user would write it."""
+    """Return the TrainingJob as a user would write it."""
     return {
         "apiVersion": keys.API_VERSION,
         "kind": keys.KIND,
@@ -84,7 +84,7 @@ def _pod_spec(training: Training) -> dict[str, Any]:
                 "command": ["python", f"{SOURCE_MOUNT}/examples/char_lm/train.py", *_arguments(training)],
                 "env": [
                     {"name": "JAX_PLATFORMS", "value": "cpu"},
-                    # On a volume, as one would: the program compiles once, not in every new pod.
+                    # On a shared volume, so that the program compiles once and not in every new pod.
                     {"name": "JAX_COMPILATION_CACHE_DIR", "value": COMPILED_MOUNT},
                 ],
                 "volumeMounts": [{"name": n, "mountPath": mount} for n, (_, mount) in folders.items()],

@@ -8,36 +8,36 @@ from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import Any, Final
 
-from localkube.faultproxy import Moment, Write
+from localkube.faultproxy import FaultPoint, Write
 
 MOST_KILLS: Final = 24
-"""A bound, so that an operator which writes for ever fails the demo's claim instead of its patience."""
+"""A bound, so that an operator that writes forever fails the demo's claim and does not hang the demo."""
 
 
 @dataclass
 class WriteKiller:
-    """A proxy hook: each write is killed once before it is forwarded and once after it is committed.
+    """A proxy hook that kills the operator twice per write: before the write is forwarded, and after it is committed.
 
-    A write is recognised by what it means, so that the next operator's repetition of it is the same write.
+    It identifies a write by its meaning, so that the same write, repeated by the next operator, is not a new one.
     """
 
     kill: Callable[[], int] = lambda: 0
-    told: Callable[[str], object] = lambda _: None
+    on_kill: Callable[[str], object] = lambda _: None
     armed: bool = False
     killed: list[str] = field(default_factory=list)
-    _seen: set[tuple[str, Moment]] = field(default_factory=set)
+    _seen: set[tuple[str, FaultPoint]] = field(default_factory=set)
     _lock: threading.Lock = field(default_factory=threading.Lock)
 
-    def __call__(self, write: Write, moment: Moment) -> bool:
-        """Whether to cut the connection: the operator was killed at this moment."""
+    def __call__(self, write: Write, moment: FaultPoint) -> bool:
+        """Return whether to cut the connection, because the operator has been killed at this moment."""
         meaning = _meaning(write)
         with self._lock:
-            if not self.armed or meaning is None or len(self.killed) >= MOST_KILLS or (meaning, moment) in self._seen:
+            if not self.armed or len(self.killed) >= MOST_KILLS or (meaning, moment) in self._seen:
                 return False
             self._seen.add((meaning, moment))
             self.killed.append(f"{moment.value}: {meaning}")
         self.kill()
-        self.told(f"killed, {moment.value}: {write}")
+        self.on_kill(f"killed, {moment.value}: {write}")
         return True
 
     def disarm(self) -> None:
@@ -46,8 +46,8 @@ class WriteKiller:
             self.armed = False
 
 
-def _meaning(write: Write) -> str | None:
-    """What a write does, without what merely passes time; None for a status write that only reports progress."""
+def _meaning(write: Write) -> str:
+    """Return what a write changes, without values that change with time alone."""
     if not write.path.endswith("/status"):
         name = _json(write.body).get("metadata", {}).get("name", "")
         return f"{write.method} {write.path.rsplit('/', 2)[-1]} {name}".strip()

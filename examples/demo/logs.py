@@ -1,4 +1,4 @@
-"""Follows the trainers' and agents' log lines of a job's pods and dates them on the record's clock."""
+"""Follows the log lines of a job's trainers and agents, and timestamps them with the record's clock."""
 
 from __future__ import annotations
 
@@ -39,7 +39,7 @@ class LogFollower:
             self.follow(pod["metadata"]["name"], worker)
 
     def follow(self, pod: str, worker: int) -> None:
-        """Begin to follow a pod, once."""
+        """Start following a pod, unless it is already followed."""
         if pod in self._followed:
             return
         command = [*self.kubectl, "logs", "--follow", "--namespace", self.namespace, pod]
@@ -50,13 +50,13 @@ class LogFollower:
         threading.Thread(target=self._read, args=(process, pod, worker), daemon=True, name=f"logs-{pod}").start()
 
     def stop(self) -> None:
-        """End all followers."""
+        """Stop all followers."""
         for process in self._followed.values():
             process.kill()
             process.wait()
 
     def first(self, pattern: str, *, after: float, worker: int | None = None) -> Line | None:
-        """The first line after an instant that matches."""
+        """Return the first line after an instant that matches the pattern."""
         expression = re.compile(pattern)
         for line in list(self.lines):
             if line.at >= after and expression.search(line.text) and worker in {None, line.worker}:

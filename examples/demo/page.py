@@ -19,7 +19,7 @@ TICKS: Final = 12
 
 @dataclass(frozen=True)
 class Claim:
-    """One thing the demo asserts, with what it saw."""
+    """One assertion of the demo, with the evidence for it."""
 
     text: str
     holds: bool
@@ -28,7 +28,7 @@ class Claim:
 
 @dataclass(frozen=True)
 class Figure:
-    """One number the demo measured."""
+    """One measured number."""
 
     name: str
     value: str
@@ -59,9 +59,9 @@ KEY: Final = (
     (Kind.TRAIN, "training"),
     (Kind.GOOD, "saved, completed"),
     (Kind.WARN, "notice, refusal"),
-    (Kind.FAULT, "fault made by the demo"),
+    (Kind.FAULT, "injected fault"),
 )
-"""What each colour means."""
+"""The meaning of each colour."""
 
 BUCKET_COLOURS: Final = {
     "productive": "var(--train)",
@@ -80,7 +80,7 @@ BUCKET_COLOURS: Final = {
 def render(
     record: Record, *, verdict: str, claims: Sequence[Claim], figures: Sequence[Figure], buckets: dict[str, float]
 ) -> str:
-    """The whole page as one HTML document without any outside reference."""
+    """Return the page as one HTML document without external references."""
     marks, spans, points = record.snapshot()
     end = last_instant(marks, spans, points)
     body = [
@@ -105,7 +105,7 @@ def render(
 
 
 def last_instant(marks: Sequence[Mark], spans: Sequence[Span], points: Sequence[Point]) -> float:
-    """The end of the time axis in seconds."""
+    """Return the end of the time axis in seconds."""
     return max([m.at for m in marks] + [s.end or 0.0 for s in spans] + [p.at for p in points] + [1.0])
 
 
@@ -139,7 +139,7 @@ def _timeline(marks: Sequence[Mark], spans: Sequence[Span], end: float) -> str:
 
 
 def timeline_shapes(marks: Sequence[Mark], spans: Sequence[Span], end: float) -> tuple[str, int]:
-    """The lanes as SVG elements, and their height in pixels."""
+    """Return the lanes as SVG elements, and their height in pixels."""
     bottom = LANE_HEIGHT * len(LANES) + 12
     parts = [_axis(end, bottom)]
     for row, lane in enumerate(LANES):

@@ -1,4 +1,4 @@
-"""The demo's timeline as one SVG file, with its legend and its faults in words, for places that show only pictures."""
+"""The demo's timeline as one SVG file, with a legend and a list of the faults, for places that can only show images."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ LONGEST: Final = 62
 
 
 def draw(record: Record) -> str:
-    """The picture as a document that needs nothing but itself."""
+    """Return the timeline as a self-contained SVG document."""
     marks, spans, points = record.snapshot()
     shapes, top = timeline_shapes(marks, spans, last_instant(marks, spans, points))
     faults = [f"{m.at:.1f} s  {m.lane}: {_short(m.text)}" for m in marks if m.kind is Kind.FAULT]
@@ -44,6 +44,6 @@ def _legend(place: int, kind: Kind, text: str, y: int) -> str:
 
 
 def _short(text: str) -> str:
-    """What fits on half a line; a request's path is too long and always the same."""
-    said = text.partition(": PUT ")[0]
-    return said if len(said) <= LONGEST else said[: LONGEST - 1] + "…"
+    """Shorten a text to half a line, without the request path, which is long and always the same."""
+    shown = text.partition(": PUT ")[0]
+    return shown if len(shown) <= LONGEST else shown[: LONGEST - 1] + "…"

@@ -1,4 +1,4 @@
-"""Loads a checkpoint with Orbax and nothing else, and prints a digest of every array's bytes."""
+"""Loads a checkpoint with Orbax alone, and prints one digest over the bytes of all arrays."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Finds and kills processes of pods on this machine, as a kernel, a cable or a person would."""
+"""Finds and kills processes of pods on this machine, to simulate kernel, network and human faults."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from localkube.pod_processes import PodProcess
 
 
 def trainers(job_uid: str) -> dict[int, PodProcess]:
-    """The running trainer of each worker of a job: the oldest process of its attempt, the others are its children."""
+    """Return the running trainer process of each worker: the oldest process of its attempt; the others are its children."""
     found = pod_processes.find({keys.ENV_JOB_UID: job_uid, keys.ENV_ATTEMPT: None})
     return {int(index): one for index, one in pod_processes.first_of_each(keys.ENV_REPLICA_INDEX, found).items()}
 
@@ -23,7 +23,7 @@ def kill_trainer(job_uid: str, worker: int) -> None:
 
 
 def stop_trainers(job_uid: str) -> None:
-    """SIGSTOP all trainers of a job, so that nothing moves while a fault is prepared."""
+    """SIGSTOP all trainers of a job, so that nothing changes while a fault is prepared."""
     pod_processes.send_signal(trainers(job_uid).values(), signal.SIGSTOP)
 
 
@@ -33,6 +33,6 @@ def continue_trainers(job_uid: str) -> None:
 
 
 def kill_operators(api_port: int) -> int:
-    """SIGKILL every operator process that reaches its API server at a port, so those of one cluster; how many."""
+    """SIGKILL every operator process that uses this API server port, that is, those of one cluster. Returns how many."""
     here = {pod_processes.API_PORT_VARIABLE: str(api_port)}
     return pod_processes.send_signal(pod_processes.find(here, argument="holdfast_operator"), signal.SIGKILL)

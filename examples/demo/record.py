@@ -1,4 +1,4 @@
-"""What the demo saw, on one monotonic clock: marks, spans and the training curve."""
+"""Everything that the demo observed, on one monotonic clock: marks, spans and the training curve."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ LANES: Final = ("you", "operator", "worker 0", "worker 1", "checkpoints")
 
 
 class Kind(enum.StrEnum):
-    """How a mark or span is drawn; the page and the screen share the vocabulary."""
+    """The kind of a mark or span, which sets its colour on the page and on the screen."""
 
     INFO = "info"
     GOOD = "good"
@@ -26,7 +26,7 @@ class Kind(enum.StrEnum):
 
 @dataclass(frozen=True)
 class Mark:
-    """Something that happened at one instant, ``at`` seconds after the demo's job was applied."""
+    """An event at one instant, ``at`` seconds after the demo's job was applied."""
 
     at: float
     lane: str
@@ -36,7 +36,7 @@ class Mark:
 
 @dataclass
 class Span:
-    """Something that lasted; ``end`` is None while it does."""
+    """A period in one lane; ``end`` is None while it lasts."""
 
     lane: str
     kind: Kind
@@ -47,7 +47,7 @@ class Span:
 
 @dataclass(frozen=True)
 class Point:
-    """Training progress as the job's status showed it."""
+    """Training progress, from the job's status."""
 
     at: float
     step: int
@@ -56,7 +56,7 @@ class Point:
 
 @dataclass
 class Record:
-    """Collects from several threads; readers take copies."""
+    """Collects events from several threads; readers get copies."""
 
     clock: Callable[[], float] = time.monotonic
     started: float = field(default_factory=time.monotonic)
@@ -66,36 +66,36 @@ class Record:
     _lock: threading.Lock = field(default_factory=threading.Lock, repr=False)
 
     def now(self) -> float:
-        """Seconds since this record began."""
+        """Return the seconds since this record began."""
         return self.clock() - self.started
 
     def mark(self, lane: str, kind: Kind, text: str, *, at: float | None = None) -> float:
-        """Note an event; returns its instant."""
+        """Record an event. Returns its instant."""
         instant = self.now() if at is None else at
         with self._lock:
             self.marks.append(Mark(instant, lane, kind, text))
         return instant
 
     def begin(self, lane: str, kind: Kind, text: str) -> None:
-        """The lane's open span ends and this one begins."""
+        """End the lane's open span and begin this one."""
         instant = self.now()
         with self._lock:
             self._close(lane, instant)
             self.spans.append(Span(lane, kind, text, instant))
 
     def end(self, lane: str) -> None:
-        """The lane's open span ends."""
+        """End the lane's open span."""
         with self._lock:
             self._close(lane, self.now())
 
     def point(self, step: int, loss: float | None) -> None:
-        """Add progress, if it is any."""
+        """Add a point, if the step has changed."""
         with self._lock:
             if not self.points or self.points[-1].step != step:
                 self.points.append(Point(self.now(), step, loss))
 
     def snapshot(self) -> tuple[list[Mark], list[Span], list[Point]]:
-        """Copies, marks in order of time."""
+        """Return copies, with the marks in order of time."""
         with self._lock:
             return sorted(self.marks, key=lambda m: m.at), list(self.spans), list(self.points)
 

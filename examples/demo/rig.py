@@ -1,4 +1,4 @@
-"""The demo's world: a control plane, three nodes, Holdfast installed with Helm, and the verbs the acts need."""
+"""The demo's cluster: a control plane, three nodes, Holdfast installed with Helm, and the operations that the acts need."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ POD_POLL_SECONDS: Final = 0.2
 
 
 class Rig:
-    """A cluster of the demo's own; everything is gone when the ``with`` block ends."""
+    """A cluster for one demo. Everything is removed when the ``with`` block ends."""
 
     def __init__(self, repository: Path, hook: Hook) -> None:
         self.on_pods: Callable[[dict[int, dict[str, Any]]], object] = lambda _: None
@@ -67,17 +67,17 @@ class Rig:
 
     @property
     def kubeconfig(self) -> Path:
-        """The administrator's."""
+        """The administrator's kubeconfig."""
         return self._cluster.kubeconfig
 
     @property
     def api_port(self) -> int:
-        """Where pods of this rig reach the API server: the fault proxy's port, which no other cluster has."""
+        """The port at which this rig's pods reach the API server: the fault proxy's port, unique to this cluster."""
         return self._proxy.port
 
     @property
     def kubectl(self) -> Sequence[str]:
-        """Kubectl as a command line's beginning."""
+        """The first words of a kubectl command line."""
         return self._cluster.kubectl_command()
 
     def apply(self, training: Training) -> None:
@@ -86,18 +86,21 @@ class Rig:
         self._jobs.create_namespaced_custom_object(*self._kind, job, _request_timeout=REQUEST_SECONDS)
 
     def get_job(self, name: str) -> dict[str, Any]:
-        """A TrainingJob as it is now."""
+        """Return a TrainingJob in its current state."""
         job: dict[str, Any] = self._jobs.get_namespaced_custom_object(
             *self._kind, name, _request_timeout=REQUEST_SECONDS
         )
         return job
 
     def uid(self, name: str) -> str:
-        """UID of a TrainingJob."""
+        """Return the UID of a TrainingJob."""
         return str(self.get_job(name)["metadata"]["uid"])
 
     def wait_succeeded(self, name: str, *, timeout_seconds: float) -> None:
-        """Wait until a job has succeeded. Raises TimeoutError or, if it failed, RuntimeError, with its conditions."""
+        """Wait until a job has succeeded.
+
+        Raises RuntimeError if it failed and TimeoutError if it did not end; both show its conditions.
+        """
         deadline = time.monotonic() + timeout_seconds
         while True:
             status = self.get_job(name).get("status") or {}
@@ -110,7 +113,7 @@ class Rig:
             time.sleep(POD_POLL_SECONDS)
 
     def pods(self, job: str) -> dict[int, dict[str, Any]]:
-        """The newest pod of each worker."""
+        """Return the newest pod of each worker."""
         answer = self._core.list_namespaced_pod(
             NAMESPACE,
             label_selector=f"{keys.LABEL_JOB_NAME}={job}",
@@ -123,17 +126,17 @@ class Rig:
         return newest
 
     def node_of(self, job: str, worker: int) -> str:
-        """The node of a worker's newest pod."""
+        """Return the node of a worker's newest pod."""
         return str(self.pods(job)[worker]["spec"]["nodeName"])
 
     def follow_pods(self, job: str) -> None:
-        """Call ``on_pods`` with a job's pods from now on, in a thread."""
+        """Start a thread that calls ``on_pods`` with the job's running pods, again and again."""
 
         def run() -> None:
             while not self._stop.wait(POD_POLL_SECONDS):
                 try:
                     running = {w: p for w, p in self.pods(job).items() if _has_started(p)}
-                except Exception as error:  # the API server may be busy; the next round sees the pods
+                except Exception as error:  # the API server may be busy; the next poll finds the pods
                     print(f"   pods of {job}: {error}")
                     continue
                 self.on_pods(running)
@@ -141,20 +144,20 @@ class Rig:
         threading.Thread(target=run, name="pods", daemon=True).start()
 
     def taint(self, node: str, key: str) -> None:
-        """Give a node a NoSchedule taint."""
+        """Add a NoSchedule taint to a node."""
         self._cluster.kubectl("taint", "node", node, f"{key}=:NoSchedule", "--overwrite")
 
     def untaint(self, node: str, key: str) -> None:
-        """Take it away again."""
+        """Remove a taint from a node."""
         self._cluster.kubectl("taint", "node", node, f"{key}-")
 
     def _start_nodes(self) -> None:
-        arguments = [
-            "--service-address", f"127.0.0.1:{self._proxy.port}", "--venv", sys.prefix,
+        options = NodeOptions(
+            images={"holdfast/*": Path(sys.prefix)},
+            entrypoints={"holdfast/operator": "python -m holdfast_operator"},
             # A kubelet would wait 10, 20, 40 ... s between restarts of the operator, which the demo kills on purpose.
-            "--backoff-seconds", "0",
-        ]  # fmt: skip
-        options = NodeOptions(arguments=arguments)
+            arguments=["--service-address", f"127.0.0.1:{self._proxy.port}", "--backoff-seconds", "0"],
+        )
         self._cluster.add_nodes(NODES, options)
 
     def _connect(self) -> None:

@@ -1,4 +1,4 @@
-"""The acts of the demo: each makes one fault happen, waits for what Holdfast promises, and says what it saw."""
+"""The acts of the demo: each injects one fault, waits for the promised result, and records claims and figures."""
 
 from __future__ import annotations
 
@@ -23,33 +23,33 @@ MOVE_SECONDS: Final = 90.0
 FINISH_SECONDS: Final = 240.0
 STEPS_BETWEEN_ACTS: Final = 12
 UNSAVED_STEPS: Final = 5
-"""How far training must be beyond its newest checkpoint, so that a notice has something to save."""
+"""Steps that training must be ahead of its newest checkpoint, so that a preemption notice has something to save."""
 NOTICE_TAINT: Final = "karpenter.sh/disrupted"
 
 
 @dataclass
 class Outcome:
-    """What the acts asserted and measured."""
+    """The claims and figures of all acts."""
 
     claims: list[Claim] = field(default_factory=list)
     figures: list[Figure] = field(default_factory=list)
 
-    def claim(self, text: str, holds: bool, seen: object) -> None:  # noqa: FBT001  the one thing a claim says
-        """Note whether something holds, with what was seen."""
+    def claim(self, text: str, holds: bool, seen: object) -> None:  # noqa: FBT001  the result is what a claim is about
+        """Record whether a claim holds, with the evidence."""
         self.claims.append(Claim(text, bool(holds), str(seen)))
 
     def exit_code(self) -> int:
-        """0 if every claim holds and there is one, else 1."""
+        """Return 0 if there is at least one claim and all of them hold, else 1."""
         return 0 if self.claims and all(c.holds for c in self.claims) else 1
 
     def figure(self, name: str, seconds: float | None, note: str = "") -> None:
-        """Note a duration in seconds."""
+        """Record a duration in seconds."""
         self.figures.append(Figure(name, "not seen" if seconds is None else f"{seconds:.2f} s", note))
 
 
 @dataclass
 class Stage:
-    """Everything that the acts use."""
+    """Everything that the acts share."""
 
     rig: Rig
     training: Training
@@ -64,15 +64,15 @@ class Stage:
 
     @property
     def uid(self) -> str:
-        """UID of the job."""
+        """The job's UID."""
         return self.rig.uid(self.training.name)
 
     def step(self) -> int:
-        """The last completed step that the status shows."""
+        """Return the last completed step in the status."""
         return int((self.watch.status.get("progress") or {}).get("step") or 0)
 
     def wait(self, holds: Callable[[dict[str, Any]], bool], what: str, timeout_seconds: float) -> dict[str, Any]:
-        """Wait for the job's status. Raises TimeoutError; a job that has ended is not waited for."""
+        """Wait until the job's status holds. Raises TimeoutError, or RuntimeError if the job ends before."""
 
         def holds_or_ended(status: dict[str, Any]) -> bool:
             return holds(status) or ended(status)
@@ -83,11 +83,11 @@ class Stage:
         return status
 
     def pods(self) -> dict[int, str]:
-        """UID of each worker's newest pod."""
+        """Return the UID of each worker's newest pod."""
         return {worker: pod["metadata"]["uid"] for worker, pod in self.rig.pods(self.training.name).items()}
 
     def train_on(self) -> None:
-        """Wait until some steps and a checkpoint of the active attempt are there."""
+        """Wait until the active attempt has taken some steps and committed a checkpoint."""
         attempt = self.watch.status.get("activeAttempt", 0)
         first = self.step()
 
@@ -100,18 +100,18 @@ class Stage:
 
 
 def ended(status: dict[str, Any]) -> bool:
-    """Whether the job is over, well or not."""
+    """Return whether the job has succeeded or failed."""
     return "True" in {condition(status, "Failed"), condition(status, "Succeeded")}
 
 
 def condition(status: dict[str, Any], kind: str) -> str:
-    """The status of a condition, or Unknown."""
+    """Return the status of a condition, or Unknown."""
     return next((str(c["status"]) for c in status.get("conditions") or [] if c["type"] == kind), "Unknown")
 
 
 def begin(stage: Stage) -> None:
     """Apply the job and wait for training."""
-    stage.say("a TrainingJob is applied; two JAX processes train")
+    stage.say("apply a TrainingJob; two JAX processes train")
     stage.record.mark("you", Kind.INFO, f"kubectl apply: {stage.training.name}, 2 workers × 2 devices")
     stage.applied_at = stage.record.now()
     stage.rig.apply(stage.training)
@@ -121,7 +121,7 @@ def begin(stage: Stage) -> None:
 
 @contextmanager
 def new_attempt(stage: Stage) -> Iterator[dict[str, Any]]:
-    """Run a fault in the body; afterwards the next attempt trains. Yields a dict that is filled with instants."""
+    """Inject a fault in the ``with`` block, then wait until the next attempt trains. Yields a dict that collects facts."""
     before = stage.watch.status
     facts: dict[str, Any] = {
         "step": stage.step(),
@@ -135,7 +135,7 @@ def new_attempt(stage: Stage) -> Iterator[dict[str, Any]]:
     facts["active_at"] = stage.record.now()
 
     def training(status: dict[str, Any]) -> bool:
-        """Both workers train, or have trained: an operator that is killed may see the attempt only when it is over."""
+        """Return whether both workers train or have trained: a killed operator may first see the attempt after its end."""
         restored = (status.get("checkpoint") or {}).get("restored")
         now = (status.get("workers") or {}).get("training", 0) == 2
         return bool(restored) and (now or condition(status, "Succeeded") == "True")
@@ -147,7 +147,7 @@ def new_attempt(stage: Stage) -> Iterator[dict[str, Any]]:
 
 
 def notice(stage: Stage) -> None:
-    """A node is about to be taken away."""
+    """A node gets a preemption notice."""
     stage.train_on()
     stage.wait(lambda s: _is_between_saves(stage, s), "a moment between two saves", START_SECONDS)
     node = stage.rig.node_of(stage.training.name, 1)
@@ -171,25 +171,31 @@ def _judge_notice(stage: Stage, facts: dict[str, Any], *, node: str, pods: dict[
     claim, figure, now = stage.outcome.claim, stage.outcome.figure, stage.pods()
     preemption, after = facts["preemption"], facts["after"]
     spare = preemption.get("secondsToSpare")
-    claim("the notice became a save that the operator saw committed", preemption["outcome"] in {"committed", "fresh"},
+    claim("the preemption notice led to a save that the operator saw committed", preemption["outcome"] in {"committed", "fresh"},
           f"{preemption['outcome']} at step {preemption.get('savedStep')}, {spare} s to spare")  # fmt: skip
     moved = stage.rig.node_of(stage.training.name, 1)
-    claim("the doomed worker moved to another node", moved != node and now[1] != pods[1], f"{node} → {moved}")
+    claim(
+        "the replacement for the doomed worker is on another node",
+        moved != node and now[1] != pods[1],
+        f"{node} → {moved}",
+    )
     claim("the other worker restarted in place, in the same pod", now[0] == pods[0], f"pod {now[0]}")
-    claim("the preemption cost no failure budget", _restarts(after, "Preemption") == 1 and not after.get("failureTimes"),
+    claim("the preemption used no failure budget", _restarts(after, "Preemption") == 1 and not after.get("failureTimes"),
           f"restarts {after.get('restarts')}")  # fmt: skip
-    claim("at most the steps since the last save were done again", facts["steps_lost"] <= stage.training.every_steps,
+    claim("only steps since the last save were repeated", facts["steps_lost"] <= stage.training.every_steps,
           f"{facts['steps_lost']} steps")  # fmt: skip
     asked = [stage.logs.first(r"request .*: a save within", after=facts["at"], worker=w) for w in range(2)]
-    told = max((line.at for line in asked if line), default=None) if all(asked) else None
-    figure("notice → all ranks told", None if told is None else told - facts["at"])
+    all_asked_at = max((line.at for line in asked if line), default=None) if all(asked) else None
+    figure("notice → all ranks have the save request", None if all_asked_at is None else all_asked_at - facts["at"])
     figure("notice → save seen committed", facts["committed_at"] - facts["at"])
-    figure("notice → first new step on the new node", facts["training_at"] - facts["at"], "training goes on meanwhile")
+    figure(
+        "notice → first new step on the new node", facts["training_at"] - facts["at"], "training continues meanwhile"
+    )
     _lost(stage, "notice", facts)
 
 
 def crash(stage: Stage) -> None:
-    """A trainer is killed."""
+    """A trainer process is killed."""
     stage.train_on()
     pods = stage.pods()
     stage.say("a trainer crashes (SIGKILL)")
@@ -212,22 +218,22 @@ def _stages(stage: Stage, facts: dict[str, Any]) -> None:
     stepped = stage.logs.first(r"first step of this process", after=start)
     figure = stage.outcome.figure
     figure("crash → attempt persisted", stage.watch.seen.get(f"attempt {attempt}", start) - start)
-    figure("crash → trainers spawned in place", None if spawned is None else spawned.at - start)
+    figure("crash → trainers started in place", None if spawned is None else spawned.at - start)
     figure("crash → checkpoint verified and restored", None if restored is None else restored.at - start)
     figure("crash → first new step complete", None if stepped is None else stepped.at - start)
     figure("crash → both workers train, seen in status", facts["training_at"] - start)
 
 
 def corruption(stage: Stage) -> Callable[[], None]:
-    """One bit of tensor data rots in the newest checkpoint, then a restart is forced.
+    """One bit of tensor data flips in the newest checkpoint, then a restart is forced.
 
-    Returns the control arm, for later: training does not wait for plain Orbax, and might end before the next act.
+    Returns the control arm as a function to call later: plain Orbax is slow, and training might end before the next act.
     """
     stage.train_on()
-    stage.say("one bit of the newest checkpoint flips, then a trainer dies")
+    stage.say("one bit of the newest checkpoint flips, then a trainer crashes")
     run_folder = stage.training.run_folder
     with new_attempt(stage) as facts:
-        processes.stop_trainers(stage.uid)  # no newer checkpoint may appear between the flip and the crash
+        processes.stop_trainers(stage.uid)  # prevent a newer checkpoint between the flip and the crash
         flip = damage.flip_newest(run_folder)
         damaged = damage.keep_aside(run_folder, flip, stage.training.output)
         stage.record.mark(
@@ -242,15 +248,17 @@ def corruption(stage: Stage) -> Callable[[], None]:
         for r in (after["checkpoint"].get("rejected") or [])
         if (r["attempt"], r["step"]) == (flip.ref.attempt, flip.ref.step)
     ]
-    stage.outcome.claim("the damaged checkpoint was refused, with the file's name", any(flip.file in r["reason"] for r in mine),
+    stage.outcome.claim("Holdfast refused the damaged checkpoint and named the file", any(flip.file in r["reason"] for r in mine),
                         mine[0]["reason"] if mine else "no rejection")  # fmt: skip
     older = (restored["attempt"], restored["step"]) < (flip.ref.attempt, flip.ref.step)
-    stage.outcome.claim("the one before it was used", older, f"attempt {restored['attempt']} step {restored['step']}")
+    stage.outcome.claim(
+        "it restored the checkpoint before it", older, f"attempt {restored['attempt']} step {restored['step']}"
+    )
     _lost(stage, "crash with a damaged checkpoint", facts)
 
     def control() -> None:
         plain = damage.load_with_plain_orbax(damaged, flip)
-        stage.outcome.claim("control: plain Orbax loads the damaged one without a word", plain.silent,
+        stage.outcome.claim("control: plain Orbax loads the damaged checkpoint silently", plain.silent,
                             plain.raised or f"loaded {plain.digest_damaged[:12]}, true bytes {plain.digest_repaired[:12]}")  # fmt: skip
 
     return control
@@ -272,21 +280,21 @@ def operator_kills(stage: Stage) -> None:
     stage.outcome.claim("the recovery completed once", once,
                         f"attempt {facts['attempt']} → {after['attempt']}, restarts {restarts} → {after.get('restartsTotal')}")  # fmt: skip
     stage.outcome.figures.append(Figure("operator kills in one recovery", str(kills), "; ".join(stage.killer.killed)))
-    stage.outcome.figure("crash → first new step in spite of them", facts["training_at"] - facts["at"])
+    stage.outcome.figure("crash → first new step despite the kills", facts["training_at"] - facts["at"])
     _lost(stage, "crash with operator kills", facts)
 
 
 def finish(stage: Stage) -> dict[str, Any]:
-    """Wait for the end."""
-    stage.say("training goes on to its end")
+    """Wait until the job has succeeded."""
+    stage.say("training continues to its end")
     status = stage.wait(lambda s: condition(s, "Succeeded") == "True", "completion", FINISH_SECONDS)
-    stage.finished_at = stage.watch.seen["state Succeeded"]  # it may lie before the last act's end
+    stage.finished_at = stage.watch.seen["state Succeeded"]  # this may be before the end of the last act
     stage.record.mark("operator", Kind.GOOD, f"Succeeded at step {status['progress']['step']}")
     return status
 
 
 def run_alone(rig: Rig, training: Training, say: Callable[[str], None], why: str) -> str:
-    """Run a job to its end without any fault; its digest."""
+    """Run a job to its end without faults. Returns its digest."""
     say(why)
     rig.apply(training)
     rig.wait_succeeded(training.name, timeout_seconds=FINISH_SECONDS)
@@ -294,12 +302,12 @@ def run_alone(rig: Rig, training: Training, say: Callable[[str], None], why: str
 
 
 def digest(path: Path) -> str:
-    """The digest that a training run left."""
+    """Read the digest of a training run."""
     return path.read_text().strip()
 
 
 def _is_between_saves(stage: Stage, status: dict[str, Any]) -> bool:
-    """Whether the newest checkpoint is some steps old, by the pace of training, and the next is not due at once."""
+    """Return whether, at the current pace, the newest checkpoint is some steps old and the next save is some steps away."""
     newest = (status.get("checkpoint") or {}).get("newest")
     pace = (status.get("progress") or {}).get("stepSeconds")
     if not newest or not pace:

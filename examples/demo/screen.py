@@ -1,4 +1,4 @@
-"""The demo on one screen: what runs, what just happened. Plain lines when there is no terminal."""
+"""Shows the running demo and its latest events on one screen, or as plain lines if there is no terminal."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ PRINT_SECONDS = 0.3
 
 
 class Screen:
-    """Shows a Record live; prints each new mark as a line if the output is no terminal."""
+    """Shows a Record live. If the output is not a terminal, prints each new mark as a line."""
 
     def __init__(self, record: Record, status: Callable[[], dict[str, Any]], *, total_steps: int) -> None:
         self.record = record
@@ -52,7 +52,7 @@ class Screen:
         self.flush()
 
     def say(self, act: str) -> None:
-        """Which part of the demo runs now."""
+        """Show which act of the demo runs now."""
         self.act = act
         if not self._live:
             print(f"-- {act}", flush=True)
@@ -62,7 +62,7 @@ class Screen:
             self.flush()
 
     def flush(self) -> None:
-        """Print marks that were not printed yet (no terminal only)."""
+        """Print the marks that are not printed yet (only without a terminal)."""
         if self._live:
             return
         marks = list(self.record.marks)

@@ -1,4 +1,4 @@
-"""Follows one TrainingJob and notes on the record what changes in its status."""
+"""Follows one TrainingJob and records each change of its status."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ Getter = Callable[[], dict[str, Any]]
 
 
 class JobWatch:
-    """Polls a job's status in a thread; ``status`` is the last one seen, ``seen`` the first instant of each fact."""
+    """Polls a job's status in a thread. ``status`` is the latest one; ``seen`` has the instant at which each fact first held."""
 
     def __init__(self, record: Record, get_job: Getter) -> None:
         self.record = record
@@ -26,16 +26,16 @@ class JobWatch:
         self._thread = threading.Thread(target=self._run, name="job-watch", daemon=True)
 
     def start(self) -> None:
-        """Begin to follow."""
+        """Start following the job."""
         self._thread.start()
 
     def stop(self) -> None:
-        """End to follow."""
+        """Stop following the job."""
         self._stop.set()
         self._thread.join(timeout=5)
 
     def until(self, holds: Callable[[dict[str, Any]], bool], *, what: str, timeout_seconds: float) -> dict[str, Any]:
-        """The first status for which ``holds``. Raises TimeoutError that says what was awaited and what was seen."""
+        """Return the first status for which ``holds`` is true. Raises TimeoutError with ``what`` and the last status."""
         with self._changed:
             if self._changed.wait_for(lambda: holds(self.status), timeout=timeout_seconds):
                 return self.status
@@ -45,14 +45,14 @@ class JobWatch:
         raise TimeoutError(f"{what}: not seen within {timeout_seconds:.0f} s; last status {shown} {self.error}")
 
     def seen_committed(self, point: dict[str, Any]) -> float:
-        """When the status first named a checkpoint as committed."""
+        """Return when the status first named this checkpoint as committed."""
         return self.seen.get(_name(point), self.record.now())
 
     def _run(self) -> None:
         while not self._stop.wait(POLL_SECONDS):
             try:
                 status = self._get_job().get("status") or {}
-            except Exception as error:  # the API server may be restarting; `until` shows the last error
+            except Exception as error:  # the API server may be restarting; `until` reports the last error
                 self.error = f"({type(error).__name__}: {error})"
                 continue
             self._note(self.status, status)
@@ -85,7 +85,7 @@ class JobWatch:
                 self.record.mark("operator", Kind.GOOD, f"switched to attempt {new['activeAttempt']}")
         if _moving(new) and not _moving(old):
             workers = ", ".join(str(w) for w in new["transition"].get("workers", []))
-            self.record.mark("operator", Kind.INFO, f"replacement for worker {workers} is created; training goes on")
+            self.record.mark("operator", Kind.INFO, f"replacement for worker {workers} created; training continues")
 
     def _note_checkpoints(self, old: dict[str, Any], new: dict[str, Any]) -> None:
         newest = new.get("newest")
@@ -104,7 +104,7 @@ class JobWatch:
             notice = new.get("notice") or {}
             self._first(f"notice {new['saveId']}")
             self.record.mark(
-                "operator", Kind.WARN, f"notice for {notice.get('node')}: {notice.get('source')}; save asked for"
+                "operator", Kind.WARN, f"notice for {notice.get('node')}: {notice.get('source')}; save requested"
             )
         if new.get("outcome") != old.get("outcome") and new.get("outcome") not in (None, "pending"):
             spare = new.get("secondsToSpare")

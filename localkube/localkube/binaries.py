@@ -1,4 +1,4 @@
-"""Finds the programs of a control plane: prebuilt ones that the user names, else our own, built once and cached."""
+"""Finds the programs of a control plane: those of a folder that the user names, else our own build, which is cached."""
 
 from __future__ import annotations
 
@@ -55,10 +55,11 @@ class Binaries:
 
 
 def control_plane(progress: Progress = silent) -> Binaries:
-    """Find the control plane's programs, building them if need be.
+    """Find the control plane's programs, and build them if they are not in the cache.
 
-    The folder named by KUBEBUILDER_ASSETS wins. It must hold etcd, kube-apiserver and kubectl; controller manager and
-    scheduler, which such folders often lack, then come from our own build. Raises BinariesError naming what is missing.
+    If KUBEBUILDER_ASSETS names a folder, that folder must hold etcd, kube-apiserver and kubectl. Such folders often lack
+    the controller manager and the scheduler; these two then come from our own build. Raises BinariesError with the names
+    of the missing programs.
     """
     assets = os.environ.get(ASSETS_VARIABLE)
     if not assets:
@@ -72,12 +73,12 @@ def control_plane(progress: Progress = silent) -> Binaries:
         )
     if all(os.access(folder / name, os.X_OK) for name in CONTROLLERS):
         return _in_folders(folder)
-    progress(f"{assets} has no {' or '.join(CONTROLLERS)}: taking these two from localkube's own build")
+    progress(f"{assets} has no {' or '.join(CONTROLLERS)}: using localkube's own build of both")
     return _in_folders(folder, controllers=built(_CONTROL_PLANE, progress))
 
 
 def helm(progress: Progress = silent) -> Path:
-    """Path of the helm program; builds it if need be. Raises BinariesError."""
+    """Path of the helm program; builds it if it is not in the cache. Raises BinariesError."""
     return built(_HELM, progress) / "helm"
 
 

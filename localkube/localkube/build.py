@@ -1,4 +1,4 @@
-"""Builds a Go module into a folder of the cache that is named by its content: once per machine, at most."""
+"""Builds a Go module into a folder of the cache. The content names the folder, so a machine builds it at most once."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ _TAIL_LINES = 30
 
 @dataclass(frozen=True)
 class Recipe:
-    """How one binary comes out of one module."""
+    """How to build one binary from one module."""
 
     title: str
     module: Path
@@ -39,11 +39,11 @@ class Recipe:
     ldflags: Sequence[str]
     binary: str
     links: Sequence[str] = ()
-    """Further names of the binary, made as links beside it."""
+    """Further names of the binary: links beside it."""
 
 
 def built(recipe: Recipe, progress: Progress) -> Path:
-    """The folder with the recipe's binary and links; builds it if no earlier run has.
+    """The folder with the recipe's binary and links; builds it unless an earlier run did.
 
     Raises BinariesError if there is no toolchain or the build fails.
     """
@@ -72,7 +72,7 @@ def _content_key(recipe: Recipe, toolchain: Toolchain) -> str:
 def _build_into(folder: Path, recipe: Recipe, toolchain: Toolchain, progress: Progress) -> None:
     started = time.monotonic()
     mark = f".building-{folder.name}-"
-    for left in folder.parent.glob(f"{mark}*"):  # by a build that was killed; this one has the lock
+    for left in folder.parent.glob(f"{mark}*"):  # from a build that was killed; this process holds the lock
         shutil.rmtree(left, ignore_errors=True)
     with tempfile.TemporaryDirectory(dir=folder.parent, prefix=mark) as scratch:
         output = Path(scratch) / folder.name
@@ -93,7 +93,7 @@ def _build_into(folder: Path, recipe: Recipe, toolchain: Toolchain, progress: Pr
 
 
 class _Lines:
-    """Reads what the go command says and turns it into a progress line every few seconds, also in long silences."""
+    """Reads the output of the go command, and reports progress every few seconds even if there is none."""
 
     def __init__(self, recipe: Recipe, progress: Progress, total: int | None = None) -> None:
         self.tail: list[str] = []
@@ -117,14 +117,18 @@ class _Lines:
 
 @dataclass(frozen=True)
 class _Go:
-    """The go command for one recipe. It ends with this process, and what it writes meanwhile is in `work`."""
+    """The go command for one recipe. It ends with this process and keeps its temporary files in `work`."""
 
     toolchain: Toolchain
     recipe: Recipe
     work: Path
 
     def run(self, arguments: Sequence[str], limit_seconds: float, lines: _Lines) -> list[str]:
-        """The lines that it printed. Raises BinariesError with the end of what it said if it fails."""
+        """Run the go command and return the lines that it prints. Raises BinariesError if it fails.
+
+        `arguments` begin with the go command's verb. After `limit_seconds` it has failed. `lines` reads its
+        standard error, and the error's message has the end of that.
+        """
         with subprocess.Popen(
             [str(self.toolchain.go), *arguments],
             cwd=self.recipe.module,
@@ -134,7 +138,7 @@ class _Go:
             stdout=subprocess.PIPE,
             stderr=subprocess.PIPE,
             start_new_session=True,
-            preexec_fn=tied_to_parent(signal.SIGKILL),  # noqa: PLW1509 - two system calls, whatever other threads do
+            preexec_fn=tied_to_parent(signal.SIGKILL),  # noqa: PLW1509 - two system calls, safe beside other threads
         ) as process:
             printed: list[str] = []
             readers = [
@@ -146,8 +150,8 @@ class _Go:
             try:
                 _wait(process, limit_seconds, lines)
             except BaseException:
-                with contextlib.suppress(ProcessLookupError):  # it ended in the same moment
-                    os.killpg(process.pid, signal.SIGKILL)  # its compilers, too, before their folder is removed
+                with contextlib.suppress(ProcessLookupError):  # it has just ended
+                    os.killpg(process.pid, signal.SIGKILL)  # with its compilers, before their folder is removed
                 raise
             for reader in readers:
                 reader.join()

@@ -1,4 +1,4 @@
-"""The certificates of one cluster: a CA that lives as long as the cluster, and short chains of one leaf below it."""
+"""The certificates of one cluster: a CA that exists as long as the cluster, and the leaf certificates that it signs."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from cryptography.hazmat.primitives.asymmetric import ec
 from cryptography.x509.oid import ExtendedKeyUsageOID, NameOID
 
 _VALID_DAYS = 365
-# A clock that is set back a little while a cluster runs must not make its certificates "not yet valid".
+# If somebody sets the clock back while a cluster runs, its certificates must not become "not yet valid".
 _BACKDATE_HOURS = 24
 
 
@@ -84,7 +84,7 @@ class Authority:
         return self._certificate.public_bytes(serialization.Encoding.PEM)
 
     def client(self, user: str, groups: Sequence[str] = ()) -> KeyPair:
-        """A certificate that the API server takes as `user`, a member of `groups`."""
+        """A client certificate: to the API server its holder is `user`, a member of `groups`."""
         names = [x509.NameAttribute(NameOID.ORGANIZATION_NAME, group) for group in groups]
         names.append(x509.NameAttribute(NameOID.COMMON_NAME, user))
         return self._leaf(x509.Name(names), ExtendedKeyUsageOID.CLIENT_AUTH, None)
@@ -121,7 +121,7 @@ def signing_key() -> tuple[bytes, bytes]:
 
 
 def write_private(path: Path, content: bytes) -> None:
-    """Write a file that only its owner may read; it never exists with a wider mode, nor half-written."""
+    """Write a file that only its owner may read. It never has a wider mode and is never half-written."""
     scratch = path.with_name(f".{path.name}.new")
     handle = os.open(scratch, os.O_WRONLY | os.O_CREAT | os.O_TRUNC, 0o600)
     with os.fdopen(handle, "wb") as file:

@@ -9,6 +9,7 @@ import re
 import signal
 import sys
 from collections.abc import Callable, Sequence
+from pathlib import Path
 from typing import Any
 
 from localkube import registry
@@ -28,7 +29,7 @@ _TAINT_TO_REMOVE = re.compile(rf"[^=:,\s]+(=[^=:,\s]*)?({_EFFECT})?")
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
-    """Run one command and return its exit code; 1 with one line on stderr if localkube refused."""
+    """Run one command and return its exit code: 1 with one line on stderr if localkube refuses."""
     given = list(sys.argv[1:] if arguments is None else arguments)
     options = _parser().parse_args(given)
     try:
@@ -47,7 +48,7 @@ def _up(options: argparse.Namespace) -> int:
     cluster = Cluster(options.name, options=choices, progress=progress)
     cluster.start()
     try:
-        cluster.add_nodes([f"node-{index}" for index in range(1, options.nodes + 1)])
+        cluster.add_nodes([f"node-{index}" for index in range(1, options.nodes + 1)], _node_options(options))
         cluster.detach()
     except BaseException:
         cluster.stop()
@@ -68,7 +69,7 @@ def _down(options: argparse.Namespace) -> int:
 
 
 def _status(options: argparse.Namespace) -> int:
-    """Print the running clusters and their processes; exit code 1 if the one asked for has a dead process."""
+    """Print the running clusters and their processes. The exit code is 1 if the named one has a dead process."""
     entries = [registry.find(options.name)] if options.name else registry.running()
     described: dict[str, dict[str, Any]] = {}
     for entry in entries:
@@ -103,7 +104,7 @@ def _kubeconfig(options: argparse.Namespace) -> int:
 def _kubectl(options: argparse.Namespace) -> int:
     program, *given = Cluster.attach(options.name).kubectl_command()
     arguments = options.arguments[1:] if options.arguments[:1] == ["--"] else options.arguments
-    os.execv(program, ["kubectl", *given, *arguments])  # noqa: S606 - a shell would split arguments
+    os.execv(program, ["kubectl", *given, *arguments])  # noqa: S606 - a shell would split the arguments
 
 
 def _build(options: argparse.Namespace) -> int:
@@ -124,8 +125,7 @@ def _node_list(options: argparse.Namespace) -> int:
 
 
 def _node_add(options: argparse.Namespace) -> int:
-    labels = dict(_label(text) for text in options.label)
-    Cluster.attach(options.name).add_node(options.node, NodeOptions(labels=labels))
+    Cluster.attach(options.name).add_node(options.node, _node_options(options))
     return _say(f"node {options.node} is Ready")
 
 
@@ -149,10 +149,10 @@ def _node_restart(options: argparse.Namespace) -> int:
 
 
 def _node_taint(options: argparse.Namespace) -> int:
-    """`taint` sets, `untaint` removes; both take taints as kubectl writes them (key=value:Effect)."""
+    """Set taints (`taint`) or remove them (`untaint`), written as kubectl takes them (key=value:Effect)."""
     remove = options.verb == "untaint"
-    wanted = _TAINT_TO_REMOVE if remove else _TAINT
-    wrong = [taint for taint in options.taints if not wanted.fullmatch(taint)]
+    allowed = _TAINT_TO_REMOVE if remove else _TAINT
+    wrong = [taint for taint in options.taints if not allowed.fullmatch(taint)]
     if wrong:
         effects = ", ".join(EFFECTS)
         form = "KEY[=VALUE][:EFFECT]" if remove else "KEY[=VALUE]:EFFECT"
@@ -166,7 +166,7 @@ def _node_taint(options: argparse.Namespace) -> int:
 
 
 def _say(text: str) -> int:
-    """Tell the user what was done, where it does not mix with a command's output; the exit code of success."""
+    """Print what was done to stderr, apart from a command's output. Returns the exit code of success."""
     print(text, file=sys.stderr)
     return 0
 
@@ -177,11 +177,24 @@ def _condition(exit_code: int | None) -> str:
     return f"was ended by {signal.Signals(-exit_code).name}" if exit_code < 0 else f"ended with {exit_code}"
 
 
-def _label(text: str) -> tuple[str, str]:
-    key, equals, value = text.partition("=")
-    if not key or not equals:
-        raise LocalkubeError(f"--label {text!r}: must be KEY=VALUE")
-    return key, value
+def _node_options(options: argparse.Namespace) -> NodeOptions:
+    images = _pairs("--image", options.image, "PATTERN=FOLDER")
+    return NodeOptions(
+        labels=_pairs("--label", options.label, "KEY=VALUE"),
+        images={pattern: Path(folder) for pattern, folder in images.items()},
+        entrypoints=_pairs("--entrypoint", options.entrypoint, "NAME=COMMAND"),
+    )
+
+
+def _pairs(flag: str, texts: Sequence[str], form: str) -> dict[str, str]:
+    """What a flag was given, split at the first `=`; `form` says in the error how it must look."""
+    pairs = {}
+    for text in texts:
+        key, equals, value = text.partition("=")
+        if not key or not equals:
+            raise LocalkubeError(f"{flag} {text!r}: must be {form}")
+        pairs[key] = value
+    return pairs
 
 
 def _parser() -> argparse.ArgumentParser:
@@ -202,22 +215,25 @@ def _parser() -> argparse.ArgumentParser:
     up.add_argument("--node-grace-seconds", type=_at_least(2), metavar="SECONDS",
                     default=ClusterOptions.node_monitor_grace_seconds,
                     help="how long a node may be silent before it is NotReady (at least 2, default: %(default)s)")  # fmt: skip
+    _add_node_options(up)
     up.set_defaults(run=_up)
     down = verbs.add_parser("down", parents=[named], help="end a cluster and remove all of its files")
     down.add_argument("--all", action="store_true", help="every cluster of this user")
     down.set_defaults(run=_down)
     status = verbs.add_parser("status", help="list running clusters and their processes")
-    status.add_argument("--name", metavar="CLUSTER", help="only this one; exit code 1 if one of its processes is dead")
-    status.add_argument("--json", action="store_true", help="all that is known, as one JSON object")
+    status.add_argument(
+        "--name", metavar="CLUSTER", help="only this cluster; exit code 1 if one of its processes is dead"
+    )
+    status.add_argument("--json", action="store_true", help="print everything as one JSON object")
     status.set_defaults(run=_status)
     kubeconfig = verbs.add_parser("kubeconfig", parents=[named], help="print the administrator's kubeconfig path")
     kubeconfig.add_argument("--content", action="store_true", help="print the file itself")
     kubeconfig.set_defaults(run=_kubeconfig)
     kubectl = verbs.add_parser("kubectl", parents=[named], help="run kubectl as the administrator")
-    kubectl.add_argument("arguments", nargs=argparse.REMAINDER, metavar="-- ARGUMENTS", help="kubectl's own")
+    kubectl.add_argument("arguments", nargs=argparse.REMAINDER, metavar="-- ARGUMENTS", help="arguments of kubectl")
     kubectl.set_defaults(run=_kubectl)
-    build = verbs.add_parser("build", help="only build the programs, or find them in the cache")
-    build.add_argument("--helm", action="store_true", help="helm, too")
+    build = verbs.add_parser("build", help="build the programs unless they are in the cache, and print their folder")
+    build.add_argument("--helm", action="store_true", help="build Helm too")
     build.set_defaults(run=_build)
     _add_node_verbs(verbs.add_parser("node", help="process nodes of a cluster"), named)
     return parser
@@ -232,14 +248,23 @@ def _at_least(least: int) -> Callable[[str], int]:
     return number
 
 
+def _add_node_options(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument("--label", action="append", default=[], metavar="KEY=VALUE",
+                        help="a label of the Node object; may be given again")  # fmt: skip
+    parser.add_argument("--image", action="append", default=[], metavar="PATTERN=FOLDER",
+                        help="the environment of images with this name, as 'team/*=.venv'; may be given again")  # fmt: skip
+    parser.add_argument("--entrypoint", action="append", default=[], metavar="NAME=COMMAND",
+                        help="what an image runs where a container names no command; may be given again")  # fmt: skip
+
+
 def _add_node_verbs(parser: argparse.ArgumentParser, named: argparse.ArgumentParser) -> None:
     verbs = parser.add_subparsers(required=True, metavar="VERB", dest="verb")
-    verbs.add_parser("list", parents=[named], help="the nodes' processes").set_defaults(run=_node_list)
+    verbs.add_parser("list", parents=[named], help="list the nodes' processes").set_defaults(run=_node_list)
     described = {
         "add": (_node_add, "start a node and wait until it is Ready"),
-        "kill": (_node_kill, "node death: SIGKILL to the node and all that runs on it"),
+        "kill": (_node_kill, "simulate node death: SIGKILL to the node and all that runs on it"),
         "stop": (_node_stop, "end a node in order, its pods first; its Node object stays"),
-        "restart": (_node_restart, "power-cycle a node: kill it and start it again; also after `kill`"),
+        "restart": (_node_restart, "power-cycle a node: kill it if it runs, and start it again"),
         "taint": (_node_taint, "set taints (KEY[=VALUE]:EFFECT)"),
         "untaint": (_node_taint, "remove taints (KEY[=VALUE][:EFFECT])"),
     }
@@ -248,7 +273,6 @@ def _add_node_verbs(parser: argparse.ArgumentParser, named: argparse.ArgumentPar
         one.add_argument("node", metavar="NODE", help="the node's name")
         one.set_defaults(run=run)
         if verb == "add":
-            one.add_argument("--label", action="append", default=[], metavar="KEY=VALUE",
-                             help="a label of the Node object; may be given again")  # fmt: skip
+            _add_node_options(one)
         if run is _node_taint:
             one.add_argument("taints", nargs="+", metavar="TAINT", help=f"EFFECT is one of {', '.join(EFFECTS)}")

@@ -1,4 +1,4 @@
-"""The command lines of the control plane's programs, and the files that these name."""
+"""The command lines of the control plane's programs, and the files that the command lines name."""
 
 from __future__ import annotations
 
@@ -50,11 +50,11 @@ class ClusterOptions:
     """What a user may choose about a cluster."""
 
     node_monitor_grace_seconds: int = 12
-    """How long a node may be silent before it is NotReady (50 on a real cluster)."""
+    """How long a node may be silent before it is NotReady (the default of a real cluster is 50)."""
     eviction_toleration_seconds: int = 300
     """How long pods without tolerations of their own stay bound to a node that is NotReady."""
     extra_arguments: Mapping[str, Sequence[str]] = field(default_factory=dict)
-    """Further flags per program (`kube-apiserver`, ...); of a flag given twice the last one counts."""
+    """Further flags per program (`kube-apiserver`, ...). If a flag is given twice, the last one counts."""
 
     def __post_init__(self) -> None:
         if self.node_monitor_grace_seconds < 2:
@@ -67,20 +67,22 @@ class ClusterOptions:
 
 
 def environment() -> dict[str, str]:
-    """What the programs find set besides what this process has: Go collects less often, which spares a sixth of the
-    processor time for a few hundred MiB; from a limit on, it collects as usual. What the user has set counts.
+    """Environment variables that the programs find in addition to this process's own.
+
+    Go then collects garbage less often, which saves a sixth of the processor time and costs a few hundred MiB. Above the
+    memory limit it collects as usual. A value that the user has set counts.
     """
     collector = {"GOGC": "400", "GOMEMLIMIT": "1GiB"}
     return {name: os.environ.get(name, value) for name, value in collector.items()}
 
 
 @dataclass(frozen=True)
-class Layout:
+class ClusterLayout:
     """The files in a cluster's state folder."""
 
     state: Path
     sockets: Path
-    """Short, for a socket's path may have 107 bytes at most."""
+    """The folder of the sockets. Its path is short, for a socket's path may have 107 bytes at most."""
 
     @property
     def pki(self) -> Path:
@@ -104,7 +106,7 @@ class Layout:
 
     @property
     def etcd_socket(self) -> Path:
-        """A socket, not a port: etcd has no login of its own, and the folder keeps other users out."""
+        """A socket, not a port: etcd has no authentication here, and the folder keeps other users out."""
         return self.sockets / "etcd.sock"
 
     def kubeconfig(self, user: str) -> Path:
@@ -112,8 +114,11 @@ class Layout:
         return self.state / f"{user}.kubeconfig"
 
 
-def prepare(layout: Layout, authority: Authority, server_url: str) -> None:
-    """Write keys, certificates, kubeconfigs and the audit policy of a new cluster."""
+def prepare(layout: ClusterLayout, authority: Authority, server_url: str) -> None:
+    """Write the keys, certificates, kubeconfigs and audit policy of a new cluster.
+
+    `layout` says where, `authority` signs the certificates, and the kubeconfigs point at `server_url`.
+    """
     for folder in (layout.pki, layout.logs, layout.nodes):
         folder.mkdir(mode=0o700)
     authority.save(layout.pki)
@@ -132,8 +137,11 @@ def prepare(layout: Layout, authority: Authority, server_url: str) -> None:
     (layout.state / "audit-policy.yaml").write_text(yaml.safe_dump(_AUDIT_POLICY))
 
 
-def etcd_command(binaries: Binaries, layout: Layout, options: ClusterOptions) -> list[str]:
-    """Etcd on sockets, without fsync: a machine that loses power loses this cluster anyway."""
+def etcd_command(binaries: Binaries, layout: ClusterLayout, options: ClusterOptions) -> list[str]:
+    """Etcd on sockets, without fsync: a machine that loses power loses this cluster anyway.
+
+    `binaries` has the program, `layout` the files; the flags in `options` come last. The other programs take the same.
+    """
     # A lone member never dials what it advertises, and etcd insists on host:port there.
     advertised = "http://localhost:1"
     flags = [
@@ -150,15 +158,18 @@ def etcd_command(binaries: Binaries, layout: Layout, options: ClusterOptions) ->
     return [str(binaries.etcd), *flags, *options.extra_arguments.get(ETCD, ())]
 
 
-def apiserver_command(binaries: Binaries, layout: Layout, options: ClusterOptions, *, port: int) -> list[str]:
-    """The API server on one loopback port, with node authorizer, RBAC, bound tokens and an audit log."""
+def apiserver_command(binaries: Binaries, layout: ClusterLayout, options: ClusterOptions, *, port: int) -> list[str]:
+    """The API server on a loopback port, with node authorizer, RBAC, bound tokens and an audit log.
+
+    It serves on `port`; the other parameters are those of `etcd_command`.
+    """
     pki, toleration = layout.pki, options.eviction_toleration_seconds
     flags = [
         f"--etcd-servers=unix://{layout.etcd_socket}",
         "--bind-address=127.0.0.1",
         "--advertise-address=127.0.0.1",
         f"--secure-port={port}",
-        # The port stays reserved by a socket of the supervisor, which nobody else can bind beside.
+        # A socket of the supervisor keeps the port reserved; only programs of this user may share it.
         "--permit-port-sharing=true",
         "--endpoint-reconciler-type=none",
         f"--service-cluster-ip-range={_SERVICE_RANGE}",
@@ -184,8 +195,11 @@ def apiserver_command(binaries: Binaries, layout: Layout, options: ClusterOption
     return [str(binaries.apiserver), *flags, *options.extra_arguments.get(APISERVER, ())]
 
 
-def controller_manager_command(binaries: Binaries, layout: Layout, options: ClusterOptions) -> list[str]:
-    """The controller manager: each loop under its own user, a dead node noticed early."""
+def controller_manager_command(binaries: Binaries, layout: ClusterLayout, options: ClusterOptions) -> list[str]:
+    """The controller manager: each loop has a user of its own, and a dead node is noticed early.
+
+    The parameters are those of `etcd_command`.
+    """
     flags = [
         f"--kubeconfig={layout.kubeconfig(CONTROLLER_MANAGER)}",
         "--leader-elect=false",
@@ -203,8 +217,8 @@ def controller_manager_command(binaries: Binaries, layout: Layout, options: Clus
     return [str(binaries.controller_manager), *flags, *options.extra_arguments.get(CONTROLLER_MANAGER, ())]
 
 
-def scheduler_command(binaries: Binaries, layout: Layout, options: ClusterOptions) -> list[str]:
-    """The scheduler with its default profile."""
+def scheduler_command(binaries: Binaries, layout: ClusterLayout, options: ClusterOptions) -> list[str]:
+    """The scheduler with its default profile. The parameters are those of `etcd_command`."""
     flags = [
         f"--kubeconfig={layout.kubeconfig(SCHEDULER)}",
         "--leader-elect=false",
@@ -214,7 +228,7 @@ def scheduler_command(binaries: Binaries, layout: Layout, options: ClusterOption
     return [str(binaries.scheduler), *flags, *options.extra_arguments.get(SCHEDULER, ())]
 
 
-# What a person or a program asked for is kept, reads too; the machinery's own reads and heartbeats are left out.
+# The log has all requests of users, reads too. It leaves out the control plane's own reads and heartbeats.
 _AUDIT_POLICY: Mapping[str, object] = {
     "apiVersion": "audit.k8s.io/v1",
     "kind": "Policy",

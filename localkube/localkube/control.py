@@ -15,7 +15,7 @@ from pathlib import Path
 from typing import Any
 
 from localkube.errors import SupervisorError
-from localkube.registry import Entry
+from localkube.registry import RegistryEntry
 
 _ANSWER_SECONDS = 40.0
 _START_SECONDS = 10.0
@@ -33,8 +33,8 @@ class ProcessState:
 
 
 @dataclass(frozen=True)
-class Program:
-    """What to run under which name; `role` is `component` or `node`."""
+class ProcessSpec:
+    """A command and the name of its process; `role` is `component` or `node`."""
 
     name: str
     argv: Sequence[str]
@@ -44,9 +44,9 @@ class Program:
 
 
 class Control:
-    """Asks a supervisor; every method raises SupervisorError if that is gone or refuses."""
+    """Sends requests to a supervisor. Every method raises SupervisorError if it is gone or refuses."""
 
-    def __init__(self, entry: Entry) -> None:
+    def __init__(self, entry: RegistryEntry) -> None:
         self._entry = entry
 
     def processes(self) -> dict[str, ProcessState]:
@@ -58,7 +58,7 @@ class Control:
         """A loopback port that stays this cluster's until its end."""
         return int(self._ask({"operation": "reserve_port"})["port"])
 
-    def start(self, program: Program) -> int:
+    def start(self, program: ProcessSpec) -> int:
         """Start a process and return its id."""
         request = {
             "operation": "start",
@@ -71,11 +71,14 @@ class Control:
         return int(self._ask(request)["pid"])
 
     def restart(self, name: str) -> int:
-        """Kill a process with SIGKILL, if it runs, and start it as before; returns the new id."""
+        """Kill a process with SIGKILL, if it runs, and start it as before. Returns the new process id."""
         return int(self._ask({"operation": "restart", "name": name})["pid"])
 
     def stop(self, name: str, *, signal_number: int = signal.SIGKILL, grace_seconds: float = 0.0) -> int | None:
-        """Signal a process group, after the grace kill it and all that it started; returns the exit code."""
+        """End the process `name` and all that it started. Returns the exit code, None if there is none.
+
+        Its process group gets the signal, and what still runs after `grace_seconds` gets SIGKILL.
+        """
         request = {
             "operation": "stop",
             "name": name,
@@ -86,15 +89,15 @@ class Control:
         return None if code is None else int(code)
 
     def forget(self, name: str) -> None:
-        """Take a process that has ended off the list."""
+        """Remove a process that has ended from the list."""
         self._ask({"operation": "forget", "name": name})
 
     def detach(self) -> None:
-        """Let the cluster outlive the process that asked for it."""
+        """Let the cluster outlive the process that started it."""
         self._ask({"operation": "detach"})
 
     def shutdown(self) -> None:
-        """Ask for the end and wait until every process and file is gone."""
+        """End the cluster and wait until all of its processes and files are gone."""
         self._ask({"operation": "shutdown"})
         deadline = time.monotonic() + _END_SECONDS
         while self._entry.folder.exists():
@@ -119,10 +122,11 @@ class Control:
         return answer
 
 
-def launch_supervisor(entry: Entry, lock_handle: int, log: Path) -> subprocess.Popen[bytes]:
-    """Start the supervisor of a claimed entry; the cluster lives no longer than the returned process's input pipe.
+def launch_supervisor(entry: RegistryEntry, lock_handle: int, log: Path) -> subprocess.Popen[bytes]:
+    """Start the supervisor of a claimed entry. The cluster ends when the returned process's input pipe closes.
 
-    Raises SupervisorError with the end of its log if it does not answer in time.
+    The supervisor inherits `lock_handle`, the open lock of `entry`, and writes to `log`. Raises SupervisorError with that
+    log if it does not answer in time.
     """
     with log.open("ab") as output:
         process = subprocess.Popen(

@@ -1,26 +1,26 @@
-"""What can go wrong, as types: every message says what was found and what would be right."""
+"""The errors of localkube. Each message says what was found and what is allowed."""
 
 from __future__ import annotations
 
 
 class LocalkubeError(Exception):
-    """Base of everything that localkube raises on purpose."""
+    """Base of all errors that localkube raises on purpose."""
 
 
 class BinariesError(LocalkubeError):
-    """The control plane's binaries are missing and could not be built."""
+    """A program is missing and could not be built."""
 
 
 class StartError(LocalkubeError):
-    """A component did not come up; the message carries the end of its log."""
+    """A component did not start; the message has the end of its log."""
 
 
 class ClusterNameError(LocalkubeError):
-    """No cluster of that name runs, or one does and must not."""
+    """No cluster has this name, another cluster has it, or the name is malformed."""
 
 
 class NodeNameError(LocalkubeError):
-    """No process node of that name exists, or the name may not be one's."""
+    """No process node has this name, or a node may not have it."""
 
 
 class SupervisorError(LocalkubeError):
@@ -28,4 +28,4 @@ class SupervisorError(LocalkubeError):
 
 
 class HelmError(LocalkubeError):
-    """A chart could not be installed; the message carries what Helm and the cluster said."""
+    """A chart could not be installed; the message has the output of Helm and the state of the cluster."""

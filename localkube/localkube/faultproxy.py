@@ -1,8 +1,8 @@
-"""A TLS proxy between one client and the API server, for faults at an exact write.
+"""A TLS proxy between one client and the API server that injects faults at an exact write.
 
-It numbers the writes that matter and asks a hook before each is forwarded and again after the server has committed it,
-before the client hears of it. That second moment finds double restarts: the world has changed and its author does not
-know. Reads and watches pass through untouched.
+It numbers the writes that matter. It calls a hook before it forwards a write, and again after the server has committed
+the write and before the client has the reply. The second point finds double restarts: the server's state has changed and
+the client does not know. Reads and watches pass unchanged.
 """
 
 from __future__ import annotations
@@ -31,8 +31,8 @@ _HOP_BY_HOP: Final = frozenset(
 _NOISE: Final = ("/leases", "/events", "/tokenreviews", "/token")
 
 
-class Moment(enum.Enum):
-    """When the hook is asked."""
+class FaultPoint(enum.Enum):
+    """When the hook is called."""
 
     BEFORE = "before the server sees it"
     AFTER = "committed, reply not sent"
@@ -40,7 +40,7 @@ class Moment(enum.Enum):
 
 @dataclass(frozen=True)
 class Write:
-    """One request that changes the world."""
+    """One request that changes the server's state."""
 
     number: int
     method: str
@@ -51,13 +51,13 @@ class Write:
         return f"{self.method} {self.path}"
 
 
-Hook = Callable[[Write, Moment], bool]
-"""Returns True to cut the connection at this moment (after it has done its damage); runs on the proxy's thread."""
+Hook = Callable[[Write, FaultPoint], bool]
+"""Injects a fault, then returns True if the proxy is to cut the connection. Runs on the proxy's thread."""
 
 
 @dataclass(frozen=True)
 class Upstream:
-    """The API server and what proves both ends: PEM files of the CA and of the proxy's own certificate."""
+    """The API server, its CA, and the proxy's own certificate and key (PEM files)."""
 
     url: str
     ca_file: Path
@@ -66,7 +66,7 @@ class Upstream:
 
 
 def upstream_of(cluster: Cluster) -> Upstream:
-    """A cluster's API server, with a certificate for the proxy that the cluster's own CA signed; it ends with the cluster."""
+    """A cluster's API server, with a new certificate for the proxy from the cluster's CA, in the cluster's files."""
     pki = cluster.layout.pki
     pair = Authority.load(pki).server("fault-proxy", ["127.0.0.1", "localhost"])
     certificate, key = pair.write(pki, "fault-proxy")
@@ -74,7 +74,7 @@ def upstream_of(cluster: Cluster) -> Upstream:
 
 
 class FaultProxy:
-    """Serves on a free port of 127.0.0.1 from ``start()`` to ``stop()``."""
+    """Serves on a free port of 127.0.0.1 from `start()` to `stop()`."""
 
     def __init__(self, upstream: Upstream, hook: Hook) -> None:
         self.port = 0
@@ -94,7 +94,7 @@ class FaultProxy:
         self.stop()
 
     def start(self) -> None:
-        """Begin to serve; ``port`` is known afterwards."""
+        """Begin to serve and set `port`. Raises TimeoutError."""
         self._thread.start()
         if not self._ready.wait(START_SECONDS):
             raise TimeoutError(f"the fault proxy did not start within {START_SECONDS} s")
@@ -131,7 +131,7 @@ class FaultProxy:
     async def _handle(self, request: web.Request, session: aiohttp.ClientSession) -> web.StreamResponse:
         body = await request.read()
         write = self._numbered(request, body)
-        if write and self._hook(write, Moment.BEFORE):
+        if write and self._hook(write, FaultPoint.BEFORE):
             return _cut(request)
         headers = {k: v for k, v in request.headers.items() if k.lower() not in _HOP_BY_HOP}
         url = self._upstream.url + request.raw_path
@@ -139,7 +139,7 @@ class FaultProxy:
             if write is None:
                 return await _stream(request, answer)
             content = await answer.read()
-            if self._hook(write, Moment.AFTER):
+            if self._hook(write, FaultPoint.AFTER):
                 return _cut(request)
             kept = {k: v for k, v in answer.headers.items() if k.lower() not in _HOP_BY_HOP}
             return web.Response(status=answer.status, body=content, headers=kept)
@@ -160,7 +160,7 @@ def _cut(request: web.Request) -> web.Response:
 async def _stream(request: web.Request, answer: aiohttp.ClientResponse) -> web.StreamResponse:
     kept = {k: v for k, v in answer.headers.items() if k.lower() not in _HOP_BY_HOP}
     response = web.StreamResponse(status=answer.status, headers=kept)
-    # Either end may go away; the other sees a cut stream, as with a real proxy.
+    # If one end disconnects, the other sees a cut stream, as with any proxy.
     with contextlib.suppress(ConnectionError, aiohttp.ClientError):
         await response.prepare(request)
         async for chunk in answer.content.iter_any():

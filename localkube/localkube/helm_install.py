@@ -1,4 +1,4 @@
-"""Installs a chart as its users would, and says on failure what the cluster knows about the release's pods."""
+"""Installs a chart as its users would. On failure it says what the cluster knows about the release's pods."""
 
 from __future__ import annotations
 
@@ -14,26 +14,27 @@ from localkube.errors import HelmError
 from localkube.progress import Progress, silent
 
 _MARGIN_SECONDS = 30.0
-"""Helm keeps its own deadline; this much later it is killed."""
+"""Helm has a deadline of its own. If it is still there this much later, it is killed."""
 _LOG_LINES = 200
 
 
 @dataclass(frozen=True)
 class Release:
-    """What to install where."""
+    """A chart, and where to install it."""
 
     name: str
     chart: Path
     namespace: str
     options: Sequence[str] = ()
-    """Further words of `helm install`."""
+    """Further options of `helm install`."""
 
 
 def install(cluster: ClusterAccess, release: Release, *, deadline_seconds: float, progress: Progress = silent) -> None:
-    """Install a release, its namespace too, and wait until all of it is ready.
+    """Install a release and its namespace, and wait until all of it is ready.
 
-    Raises HelmError with what Helm said, the release's pods, their events and the end of their logs; BinariesError if
-    there is no Helm and it cannot be built, which the deadline does not cover.
+    `deadline_seconds` covers the install and the wait, not a build of Helm. `progress` is called with one line before the
+    install, and during a build. Raises HelmError with the output of Helm, the release's pods, their events and the end of
+    their logs; BinariesError if there is no Helm and it cannot be built.
     """
     if deadline_seconds <= 0:
         raise ValueError(f"deadline_seconds is {deadline_seconds}, must be more than 0")
@@ -59,8 +60,8 @@ def install(cluster: ClusterAccess, release: Release, *, deadline_seconds: float
 
 
 def diagnosis(cluster: ClusterAccess, release: Release) -> str:
-    """What the cluster knows about a release's namespace: pods, events, the end of the pods' logs."""
-    selector = f"--selector=app.kubernetes.io/instance={release.name}"  # the label that Helm's conventions ask for
+    """What the cluster knows about a release's namespace: pods, events, and the end of the pods' logs."""
+    selector = f"--selector=app.kubernetes.io/instance={release.name}"  # the label of Helm's conventions
     questions = (
         ("describe", "pods"),
         ("get", "events", "--sort-by=.metadata.creationTimestamp"),

@@ -1,4 +1,4 @@
-"""Locks between processes that vanish with their holder."""
+"""Locks between processes. The kernel frees a lock when its holder ends."""
 
 from __future__ import annotations
 
@@ -19,9 +19,10 @@ _POLL_SECONDS = 0.2
 
 @contextmanager
 def exclusive_lock(path: Path, *, what: str, progress: Progress) -> Iterator[None]:
-    """Hold the lock file `path`; while another process has it, say so every ten seconds.
+    """Hold the lock file `path`.
 
-    Raises BinariesError after half an hour.
+    While another process holds it, `progress` is called every ten seconds with a line that names `what` that process
+    does. Raises BinariesError after half an hour.
     """
     handle = os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
     try:
@@ -45,7 +46,7 @@ def _acquire(handle: int, path: Path, *, what: str, progress: Progress) -> None:
 
 
 def try_lock(handle: int) -> bool:
-    """Take the lock of an open file without waiting; false if another process has it."""
+    """Take the lock of an open file without waiting. False if another process holds it."""
     try:
         fcntl.flock(handle, fcntl.LOCK_EX | fcntl.LOCK_NB)
     except BlockingIOError:

@@ -1,4 +1,4 @@
-"""Keeps the removal of a folder from reaching through a mount into somebody's data."""
+"""Detaches the mounts in a folder, so that its removal does not delete the data behind them."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ _MOUNT_POINT_FIELD = 4
 
 
 def mounts_below(folder: Path) -> list[Path]:
-    """Mount points in a folder as this process sees them, innermost first; none where the system does not say."""
+    """The mount points in a folder, innermost first; none on a system without mountinfo."""
     if not _MOUNT_INFO.exists():
         return []
     fields = (line.split()[_MOUNT_POINT_FIELD] for line in _MOUNT_INFO.read_text().splitlines())

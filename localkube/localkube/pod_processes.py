@@ -1,7 +1,7 @@
-"""The processes of pods as this machine sees them: process nodes run a pod's containers as real processes.
+"""Finds the processes of pods on this machine: process nodes run a pod's containers as real processes.
 
-They are found by their environment, which a pod's author and the node write: a name by `fieldRef`, the port of the API
-server. What a container starts inherits it, so a selector finds the children, too.
+A process is found by its environment, which the pod's author and the node write: for example a name by `fieldRef`, or the
+port of the API server. Child processes inherit it, so a selector finds them too.
 """
 
 from __future__ import annotations
@@ -13,15 +13,15 @@ from dataclasses import dataclass
 import psutil
 
 API_PORT_VARIABLE = "KUBERNETES_SERVICE_PORT"
-"""In every container of a process node; on one machine it tells the clusters apart."""
+"""Every container of a process node has it. On one machine its value tells clusters apart."""
 
 Selector = Mapping[str, str | None]
-"""The value that an environment variable must have; None: any."""
+"""The value that each environment variable must have; None allows any value."""
 
 
 @dataclass(frozen=True)
 class PodProcess:
-    """A process and the environment that it was started with."""
+    """A process and the environment at its start."""
 
     process: psutil.Process
     environment: Mapping[str, str]
@@ -29,7 +29,7 @@ class PodProcess:
     """Seconds since the epoch, in steps of the kernel's clock tick."""
 
     def has_argument(self, word: str) -> bool:
-        """Whether a word of its command line is exactly this one; false once it has ended."""
+        """Whether one word of its command line equals `word`; false once it has ended."""
         try:
             return word in self.process.cmdline()
         except psutil.Error:
@@ -37,11 +37,10 @@ class PodProcess:
 
 
 def find(selector: Selector, *, argument: str | None = None) -> list[PodProcess]:
-    """Every other process with these environment variables (and this argument), oldest first.
+    """Every other process with these environment variables, oldest first; with `argument`, only those that have it.
 
-    Only processes whose environment this user may read: the user's own, as pods of the user's nodes are.
-
-    Raises ValueError for an empty selector: it would choose every process of the machine.
+    It finds only processes whose environment this user may read. Those of pods on the user's own nodes are among them.
+    Raises ValueError for an empty selector, which would select every process of the machine.
     """
     if not selector:
         raise ValueError("selector is empty, must name at least one environment variable")
@@ -52,7 +51,7 @@ def find(selector: Selector, *, argument: str | None = None) -> list[PodProcess]
 
 
 def first_of_each(variable: str, found: Iterable[PodProcess]) -> dict[str, PodProcess]:
-    """Of each value of a variable the first process; given oldest first, the others are what that one started."""
+    """The first process for each value of a variable. If `found` is oldest first, that process started the others."""
     firsts: dict[str, PodProcess] = {}
     for one in found:
         if variable in one.environment:
@@ -61,7 +60,7 @@ def first_of_each(variable: str, found: Iterable[PodProcess]) -> dict[str, PodPr
 
 
 def send_signal(found: Iterable[PodProcess], number: int) -> int:
-    """Signal processes; returns how many there were. One that has ended meanwhile is not counted, nor is its number's heir hit."""
+    """Signal the processes that still run and return how many there were. A new process with an old id gets no signal."""
     count = 0
     for one in found:
         try:
@@ -85,5 +84,5 @@ def _readable() -> Iterator[PodProcess]:
         try:
             process = psutil.Process(pid)
             yield PodProcess(process, process.environ(), process.create_time())
-        except (psutil.Error, OSError):  # it has ended, or belongs to somebody else
+        except (psutil.Error, OSError):  # it has ended, or belongs to another user
             continue

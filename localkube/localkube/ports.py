@@ -1,4 +1,4 @@
-"""Ports that are kept for a program until it serves on them."""
+"""Ports that are reserved for a program until it serves on them."""
 
 from __future__ import annotations
 
@@ -6,10 +6,10 @@ import socket
 
 
 def reserved_port() -> socket.socket:
-    """A loopback port that is bound, not listening, until the socket is closed.
+    """A socket that is bound to a loopback port and does not listen. Closing it frees the port.
 
-    Only a program of this user that shares ports (SO_REUSEPORT, as gRPC does) can serve on it, and the kernel gives it to
-    nobody who asks for any, not even as the near end of a connection. One that is only looked up and let go may be gone
+    Only a program of this user that shares ports (SO_REUSEPORT, as gRPC does) can serve on the port. The kernel does not
+    choose it for anything else, not even as the near end of a connection. A free port that is not kept bound may be in use
     before the program binds it.
     """
     reserved = socket.socket(socket.AF_INET, socket.SOCK_STREAM)

@@ -1,4 +1,4 @@
-"""The supervisor's children: started so that they cannot outlive it, ended together with all that they started."""
+"""The supervisor's children: they cannot outlive it, and they end together with all that they started."""
 
 from __future__ import annotations
 
@@ -25,14 +25,14 @@ _LIBC = ctypes.CDLL(None, use_errno=True) if _LINUX else None
 
 @dataclass(frozen=True)
 class Launch:
-    """How a process is started, and started again."""
+    """How to start a process, also after it has ended."""
 
     argv: Sequence[str]
     log: Path
     role: str
     """`component` or `node`."""
     environment: Mapping[str, str] = field(default_factory=dict)
-    """Added to the supervisor's own."""
+    """Variables in addition to the supervisor's own."""
 
 
 @dataclass
@@ -50,13 +50,13 @@ class Child:
 
 
 def become_subreaper() -> None:
-    """From now on, orphans of this process's descendants become its own children and can be ended."""
+    """From now on, orphans of this process's descendants become its own children, so it can end them."""
     if _LIBC is not None:
         _LIBC.prctl(_PR_SET_CHILD_SUBREAPER, 1, 0, 0, 0)
 
 
 class ProcessTable:
-    """Children by name. For one thread only: a child's death signal is tied to the thread that started it."""
+    """Children by name. Use it from one thread: a child's death signal is tied to the thread that started it."""
 
     def __init__(self) -> None:
         self.children: dict[str, Child] = {}
@@ -84,7 +84,11 @@ class ProcessTable:
         return child
 
     def stop(self, name: str, *, signal_number: int, grace_seconds: float) -> Child:
-        """Signal a process group, wait, then kill what is left of it. Raises KeyError for an unknown name."""
+        """End the process `name` and all that it started.
+
+        Its process group gets the signal, and SIGKILL if the process still runs after `grace_seconds`. Raises KeyError
+        for an unknown name.
+        """
         child = self.children[name]
         self._signal_group(child, signal_number)
         if not self._await_exit([child], grace_seconds):
@@ -94,7 +98,7 @@ class ProcessTable:
         return child
 
     def forget(self, name: str) -> None:
-        """Take a process that has ended off the list. Raises KeyError for an unknown name, ValueError if it runs."""
+        """Remove a process that has ended from the list. Raises KeyError for an unknown name, ValueError if it runs."""
         self.reap()
         child = self.children[name]
         if child.exit_code is None:
@@ -102,7 +106,7 @@ class ProcessTable:
         del self.children[name]
 
     def stop_all(self, *, node_grace_seconds: float) -> None:
-        """End everything: nodes are asked first, the rest is killed, for its data is thrown away anyway."""
+        """End everything: nodes get SIGTERM and `node_grace_seconds`, the rest SIGKILL, for its data is deleted anyway."""
         nodes = [child for child in self.children.values() if child.launch.role == "node"]
         for node in nodes:
             self._signal_group(node, signal.SIGTERM)
@@ -114,7 +118,7 @@ class ProcessTable:
         self.end_strays()
 
     def reap(self) -> None:
-        """Collect every child that has ended, strangers included."""
+        """Collect every child that has ended, including those that this process did not start."""
         by_pid = {child.pid: child for child in self.children.values()}
         while True:
             try:
@@ -129,7 +133,7 @@ class ProcessTable:
                 child.process.returncode = child.exit_code
 
     def end_strays(self) -> None:
-        """Kill children that we did not start: what a dead node's pods left behind, and its children in turn."""
+        """Kill the children that this process did not start: those that a dead node's pods left, and their children in turn."""
         deadline = time.monotonic() + _KILL_SECONDS
         while time.monotonic() < deadline:
             self.reap()
@@ -138,7 +142,7 @@ class ProcessTable:
             if not strays:
                 return
             for stray in strays:
-                # Safe from reuse of the number: a dead child keeps it until reap() has collected it.
+                # The id cannot have been reused: a dead child keeps it until reap() has collected it.
                 os.kill(stray.pid, signal.SIGKILL)
             time.sleep(_POLL_SECONDS)
 
@@ -159,7 +163,7 @@ class ProcessTable:
 
 
 def tied_to_parent(number: int) -> Callable[[], None]:
-    """For a child before its program: the kernel sends it this signal when the thread that starts it has ended (Linux)."""
+    """A `preexec_fn`: the kernel sends the child this signal when the thread that starts it has ended (Linux)."""
     parent = os.getpid()
 
     def tie() -> None:
@@ -173,7 +177,7 @@ def tied_to_parent(number: int) -> Callable[[], None]:
 
 
 def _own_reaper() -> Callable[[], None]:
-    """For a child before its program: it dies with the supervisor and inherits its own orphans."""
+    """A `preexec_fn`: the child dies with the supervisor and inherits the orphans of its descendants."""
     tie = tied_to_parent(signal.SIGKILL)
 
     def prepare() -> None:

@@ -1,4 +1,4 @@
-"""Progress for people who wait: one line per event, with the seconds since the start."""
+"""Progress reports: one line per event, with the seconds since the start."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ def silent(_message: str) -> None:
 
 
 def to_stderr() -> Progress:
-    """Return a reporter that writes each message to stderr behind the elapsed time."""
+    """A reporter that writes the elapsed time and the message to stderr."""
     started = time.monotonic()
 
     def report(message: str) -> None:

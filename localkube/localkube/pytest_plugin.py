@@ -1,6 +1,6 @@
-"""Fixtures for tests on a real API server: one control plane per run, one namespace per test.
+"""Fixtures for tests on a real API server: one control plane per test run, one namespace per test.
 
-Use with `pytest_plugins = ["localkube.pytest_plugin"]` in the top conftest.py.
+To use them, write `pytest_plugins = ["localkube.pytest_plugin"]` in the top conftest.py.
 """
 
 from __future__ import annotations
@@ -22,14 +22,15 @@ if TYPE_CHECKING:
 
     from localkube.cluster import Cluster
 
-KUBECONFIG_VARIABLE = "HOLDFAST_TEST_KUBECONFIG"
+KUBECONFIG_VARIABLE = "LOCALKUBE_TEST_KUBECONFIG"
+"""Names the kubeconfig of the cluster to test on; without it localkube starts one."""
 _ACCOUNT_SECONDS = 30.0
 _POLL_SECONDS = 0.02
 
 
 @pytest.fixture(scope="session")
 def cluster() -> Iterator[ClusterAccess]:
-    """The run's cluster: localkube's own, or the one that HOLDFAST_TEST_KUBECONFIG names."""
+    """The cluster of the test run: localkube's own, or the one that LOCALKUBE_TEST_KUBECONFIG names."""
     given = os.environ.get(KUBECONFIG_VARIABLE)
     if given:
         path = Path(given)
@@ -40,13 +41,15 @@ def cluster() -> Iterator[ClusterAccess]:
     from localkube.cluster import Cluster
 
     with Cluster(progress=to_stderr()) as own, pytest.MonkeyPatch.context() as environment:
-        environment.setenv(DISCOVERY_CACHE_VARIABLE, str(own.discovery_cache))  # for what tests start by themselves
+        environment.setenv(
+            DISCOVERY_CACHE_VARIABLE, str(own.discovery_cache)
+        )  # for kubectl and Helm commands that tests start directly
         yield own
 
 
 @pytest.fixture(scope="session")
 def local_cluster(cluster: ClusterAccess) -> Cluster:
-    """The run's cluster for tests that need its audit log, its nodes or its faults; skipped on a cluster of others."""
+    """The same, for tests that need its audit log, nodes or faults; skips them on a cluster that is not localkube's."""
     from localkube.cluster import Cluster
 
     if not isinstance(cluster, Cluster):
@@ -64,9 +67,9 @@ def core_api(cluster: ClusterAccess) -> CoreV1Api:
 
 @pytest.fixture
 def namespace(core_api: CoreV1Api) -> Iterator[str]:
-    """A namespace of the test's own in which pods can be created at once; deleted afterwards, without waiting."""
+    """A namespace for one test, ready for pods. Its deletion starts after the test, which does not wait for the end."""
     name = f"test-{secrets.token_hex(4)}"
-    core_api.create_namespace({"metadata": {"name": name, "labels": {"holdfast.dev/test": "true"}}})
+    core_api.create_namespace({"metadata": {"name": name, "labels": {"localkube.dev/test": "true"}}})
     try:
         _await_account(core_api, name)
         yield name
@@ -79,5 +82,5 @@ def _await_account(core_api: CoreV1Api, namespace: str) -> None:
     deadline = time.monotonic() + _ACCOUNT_SECONDS
     while not core_api.list_namespaced_service_account(namespace, field_selector="metadata.name=default").items:
         if time.monotonic() > deadline:
-            pytest.fail(f"namespace {namespace} got no default ServiceAccount within {_ACCOUNT_SECONDS:.0f} s")
+            pytest.fail(f"namespace {namespace} has no default ServiceAccount after {_ACCOUNT_SECONDS:.0f} s")
         time.sleep(_POLL_SECONDS)

@@ -1,4 +1,4 @@
-"""The running clusters of this user: one folder each, held by a lock that vanishes with the cluster's supervisor."""
+"""The running clusters of this user: a folder for each, with a lock that the cluster's supervisor holds."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ _POLL_SECONDS = 0.02
 
 
 @dataclass(frozen=True)
-class Entry:
+class RegistryEntry:
     """The registry folder of one cluster."""
 
     name: str
@@ -41,7 +41,7 @@ class Entry:
 
     @property
     def lock(self) -> Path:
-        """Locked as long as the cluster has an owner or a supervisor."""
+        """The lock file, locked as long as the cluster has an owner or a supervisor."""
         return self.folder / "lock"
 
     def read(self) -> dict[str, Any]:
@@ -60,7 +60,7 @@ class Entry:
     def remove(self) -> None:
         """Delete the cluster's state folder, then the entry itself.
 
-        Raises OSError, deleting nothing, if something is mounted in the state folder and cannot be detached.
+        Raises OSError and deletes nothing if a mount in the state folder cannot be detached.
         """
         state = self.read().get("state_dir")
         if state:
@@ -69,14 +69,14 @@ class Entry:
         shutil.rmtree(self.folder, ignore_errors=True)
 
 
-def claim(name: str) -> tuple[Entry, int]:
+def claim(name: str) -> tuple[RegistryEntry, int]:
     """Create the entry of a new cluster. Returns it with the handle of its lock, which the supervisor inherits.
 
-    Raises ClusterNameError if the name is malformed or taken by a cluster that lives.
+    Raises ClusterNameError if the name is malformed or belongs to a running cluster.
     """
     if not _NAME.match(name):
-        raise ClusterNameError(f"cluster name {name!r}: at most 40 lower-case letters, digits and inner dashes")
-    entry = Entry(name)
+        raise ClusterNameError(f"cluster name {name!r}: must be at most 40 lower-case letters, digits and inner dashes")
+    entry = RegistryEntry(name)
     if len(os.fsencode(entry.socket)) > _SOCKET_PATH_BYTES:
         raise ClusterNameError(f"{entry.socket} is too long for a socket; set XDG_RUNTIME_DIR to a shorter path")
     sweep()
@@ -93,21 +93,21 @@ def claim(name: str) -> tuple[Entry, int]:
         os.close(handle)
 
 
-def running() -> list[Entry]:
-    """All clusters that live, in order of their names."""
+def running() -> list[RegistryEntry]:
+    """All running clusters, sorted by name."""
     return [entry for entry in _entries() if _is_locked(entry)]
 
 
-def find(name: str) -> Entry:
+def find(name: str) -> RegistryEntry:
     """The entry of a running cluster. Raises ClusterNameError naming those that do run."""
     names = [entry.name for entry in running()]
     if name not in names:
         raise ClusterNameError(f"no cluster named {name!r} is running (running: {', '.join(names) or 'none'})")
-    return Entry(name)
+    return RegistryEntry(name)
 
 
 def sweep() -> list[str]:
-    """Remove what killed supervisors left behind and return the names. Their processes died with them."""
+    """Remove the files that killed supervisors left, and return the clusters' names. Their processes died with them."""
     removed = []
     for entry in _entries():
         handle = _open_lock(entry, create=False)
@@ -122,11 +122,11 @@ def sweep() -> list[str]:
     return removed
 
 
-def _entries() -> list[Entry]:
-    return [Entry(folder.name) for folder in sorted(registry_root().iterdir()) if folder.is_dir()]
+def _entries() -> list[RegistryEntry]:
+    return [RegistryEntry(folder.name) for folder in sorted(registry_root().iterdir()) if folder.is_dir()]
 
 
-def _is_locked(entry: Entry) -> bool:
+def _is_locked(entry: RegistryEntry) -> bool:
     handle = _open_lock(entry, create=False)
     if handle is None:
         return False
@@ -136,7 +136,7 @@ def _is_locked(entry: Entry) -> bool:
         os.close(handle)
 
 
-def _open_lock(entry: Entry, *, create: bool) -> int | None:
+def _open_lock(entry: RegistryEntry, *, create: bool) -> int | None:
     flags = os.O_RDWR | os.O_CLOEXEC | (os.O_CREAT if create else 0)
     try:
         return os.open(entry.lock, flags, 0o600)
@@ -145,7 +145,7 @@ def _open_lock(entry: Entry, *, create: bool) -> int | None:
 
 
 def _lock_soon(handle: int) -> bool:
-    """Take the lock, allowing for somebody who looks whether it is held."""
+    """Take the lock; wait a moment, since another process may only be testing whether it is held."""
     deadline = time.monotonic() + _GLANCE_SECONDS
     while not try_lock(handle):
         if time.monotonic() > deadline:
@@ -154,8 +154,8 @@ def _lock_soon(handle: int) -> bool:
     return True
 
 
-def _still_there(entry: Entry, handle: int) -> bool:
-    """Whether the locked file is the one at the path, and not one that a sweep has just removed."""
+def _still_there(entry: RegistryEntry, handle: int) -> bool:
+    """Whether the locked file is still at its path; a sweep may just have removed it."""
     try:
         return os.path.samestat(os.fstat(handle), entry.lock.stat())
     except FileNotFoundError:

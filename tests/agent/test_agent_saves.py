@@ -14,7 +14,7 @@ from holdfast_contract.local import MAX_LINE_BYTES, Hello, to_line
 from holdfast_contract.manifest import CheckpointRef
 from holdfast_contract.reasons import Cause, SaveOutcome
 from holdfast_contract.sync import Action, Directive, Report, SaveReport, SaveRequest, TrainerPhase
-from tests.support.agent_rig import AgentRig
+from tests.support.agent.rig import AgentRig
 
 ANSWERING = """
 link = connect()
@@ -37,6 +37,8 @@ say(link, progress=Progress(5))
 print("ignoring", flush=True)
 for_ever()
 """
+AMPLE_GRACE = {keys.ENV_GRACE_SECONDS: "3600"}
+"""Who ends with this has not waited for its grace to end."""
 
 
 def save_of(report: Report, request_id: str) -> SaveReport | None:
@@ -56,7 +58,7 @@ def run_to_stepping(rig: AgentRig, trainer: str, **environment: str) -> None:
 
 def test_a_requested_save_is_answered_and_training_goes_on(rig: AgentRig) -> None:
     run_to_stepping(rig, ANSWERING)
-    rig.run_attempt(1, save=SaveRequest("notice-1", 9.0))
+    rig.run_attempt(1, save=SaveRequest("notice-1", 900.0))
     report = rig.operator.wait_report(lambda r: outcome(r, "notice-1") is SaveOutcome.COMMITTED)
     assert report.newest == CheckpointRef(1, 6)
     assert report.newest is not None
@@ -64,7 +66,7 @@ def test_a_requested_save_is_answered_and_training_goes_on(rig: AgentRig) -> Non
     assert report.phase is TrainerPhase.RUNNING
     line = rig.wait_output("COMMAND SaveRequest(id='notice-1'")
     seconds_left = float(line.split("seconds_left=")[1].split(",")[0])
-    assert 7.0 < seconds_left <= 9.0
+    assert 600.0 < seconds_left <= 900.0
     rig.run_attempt(1)
     rig.wait_output("COMMAND None")
 
@@ -167,20 +169,17 @@ def test_a_saved_trainer_that_closes_its_connection_ends_by_its_own_code(rig: Ag
 
 
 def test_sigterm_saves_without_any_operator(rig: AgentRig) -> None:
-    run_to_stepping(rig, ANSWERING)
+    run_to_stepping(rig, ANSWERING, **AMPLE_GRACE)
     rig.operator.close()
-    started = time.monotonic()
     rig.terminate()
     assert rig.exit_code() == ExitCode.SAVED
-    assert time.monotonic() - started < 5
 
 
 def test_a_committed_trainer_that_lingers_is_ended(rig: AgentRig) -> None:
     run_to_stepping(rig, ANSWERING, STAY="1", **{keys.ENV_GRACE_SECONDS: "4"})
-    started = time.monotonic()
     rig.terminate()
     assert rig.exit_code() == ExitCode.SAVED
-    assert time.monotonic() - started < 4
+    assert "the grace period ends" in rig.output
 
 
 def test_sigterm_with_a_refused_save_ends_not_saved(rig: AgentRig) -> None:
@@ -192,10 +191,9 @@ def test_sigterm_with_a_refused_save_ends_not_saved(rig: AgentRig) -> None:
 
 def test_a_trainer_that_ignores_everything_is_killed_within_the_grace(rig: AgentRig) -> None:
     run_to_stepping(rig, IGNORING, **{keys.ENV_GRACE_SECONDS: "2"})
-    started = time.monotonic()
     rig.terminate()
     assert rig.exit_code() == ExitCode.NOT_SAVED
-    assert 1.0 < time.monotonic() - started < 2.0
+    assert "the grace period ends" in rig.output
 
 
 def test_sigterm_turns_a_pending_request_into_the_last_one(rig: AgentRig) -> None:
@@ -221,13 +219,11 @@ def test_sigterm_turns_a_pending_request_into_the_last_one(rig: AgentRig) -> Non
 
 
 def test_sigterm_reaches_a_trainer_that_never_connected(rig: AgentRig) -> None:
-    rig.start("print('no library', flush=True)\nfor_ever()")
+    rig.start("print('no library', flush=True)\nfor_ever()", **AMPLE_GRACE)
     rig.run_attempt(1)
     rig.wait_output("no library")
-    started = time.monotonic()
     rig.terminate()
     assert rig.exit_code() == ExitCode.NOT_SAVED
-    assert time.monotonic() - started < 4
 
 
 @pytest.mark.parametrize(("trainer", "code"), [("sys.exit(0)", 0), ("sys.exit(7)", 7), ("sys.exit(85)", 85)])

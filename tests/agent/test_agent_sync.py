@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-import time
 from http import HTTPStatus
+from itertools import pairwise
 from pathlib import Path
 
 import pytest
@@ -12,9 +12,10 @@ from holdfast_contract import codec, keys
 from holdfast_contract.exits import ExitCode
 from holdfast_contract.manifest import Owner
 from holdfast_contract.sync import Action, Directive, TrainerPhase
-from tests.support.agent_rig import AgentRig, wait_until
-from tests.support.scripted_operator import Refusal, ScriptedOperator, leader_elsewhere
-from tests.support.tls import Authority, new_authority, server_context
+from tests.support.agent.rig import AgentRig
+from tests.support.operator.scripted_operator import Refusal, ScriptedOperator, leader_elsewhere
+from tests.support.operator.tls import Authority, new_authority, server_context
+from tests.support.polling import until
 
 STEPPING = """
 link = connect()
@@ -86,14 +87,21 @@ def test_a_403_that_is_no_directive_is_no_order_to_exit(rig: AgentRig) -> None:
     assert rig.exit_code() == ExitCode.SUPERSEDED
 
 
+def first_of(operator: ScriptedOperator, status: HTTPStatus, count: int) -> list[float]:
+    """When the first requests came that were answered like this."""
+    answered = zip(operator.arrivals, operator.requests, strict=False)  # the last one may be held
+    return [arrival for arrival, (found, _) in answered if found == status][:count]
+
+
 def test_retry_after_is_honoured(rig: AgentRig) -> None:
     rig.start(STEPPING)
     rig.operator.wait_report(lambda r: r.attempt == 0)
     rig.operator.refuse(Refusal(HTTPStatus.TOO_MANY_REQUESTS, b"slower", {"Retry-After": "2"}))
     rig.wait_output("slower")
-    started, asked = time.monotonic(), len(rig.operator.requests)
-    rig.operator.wait(lambda: len(rig.operator.requests) >= asked + 2 or None)
-    assert time.monotonic() - started > 3.0  # two more requests, two seconds each, less what had passed of the first
+    refused = rig.operator.wait(
+        lambda: found if len(found := first_of(rig.operator, HTTPStatus.TOO_MANY_REQUESTS, 3)) == 3 else None
+    )
+    assert all(later - earlier >= 2.0 for earlier, later in pairwise(refused))
     rig.operator.refuse(None)
     rig.run_attempt(1)
     rig.operator.wait_report(lambda r: r.phase is TrainerPhase.RUNNING)
@@ -276,4 +284,4 @@ def test_the_socket_is_the_trainers_alone_and_goes_with_the_agent(rig: AgentRig)
     assert path.stat().st_mode & 0o777 == 0o600
     rig.operator.direct(Directive(Action.EXIT, 1))
     rig.exit_code()
-    wait_until(lambda: not path.exists(), 1, lambda: "the socket is still there")
+    until(lambda: not path.exists(), 1, "the socket is gone")

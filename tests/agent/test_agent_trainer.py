@@ -5,7 +5,6 @@ from __future__ import annotations
 import json
 import signal
 import subprocess
-import sys
 
 import psutil
 import pytest
@@ -14,7 +13,8 @@ from holdfast_contract import keys
 from holdfast_contract.exits import ExitCode
 from holdfast_contract.manifest import CheckpointRef
 from holdfast_contract.sync import Action, Directive, FailureHistory, TrainerPhase
-from tests.support.agent_rig import AgentRig, wait_until
+from tests.support.agent.rig import AgentRig
+from tests.support.polling import until
 
 STEPPING = """
 link = connect()
@@ -25,7 +25,7 @@ for_ever()
 
 
 def wait_until_alone(agent: psutil.Process) -> None:
-    wait_until(lambda: not agent.children(recursive=True), 10, lambda: str(agent.children(recursive=True)))
+    until(lambda: not agent.children(recursive=True), 10, "alone", seen=lambda: agent.children(recursive=True))
 
 
 def test_a_trainer_starts_with_the_facts_of_its_attempt(rig: AgentRig) -> None:
@@ -143,7 +143,9 @@ def test_orphaned_processes_are_reaped(rig: AgentRig) -> None:
     rig.operator.wait_report(lambda r: r.phase is TrainerPhase.RUNNING)
     assert rig.process is not None
     agent = psutil.Process(rig.process.pid)
-    wait_until(lambda: len(agent.children(recursive=True)) == 1, 10, lambda: str(agent.children(recursive=True)))
+    until(
+        lambda: len(agent.children(recursive=True)) == 1, 10, "one child", seen=lambda: agent.children(recursive=True)
+    )
 
 
 IN_A_PID_NAMESPACE = ("unshare", "--user", "--map-root-user", "--pid", "--fork", "--kill-child", "--mount-proc")
@@ -171,7 +173,12 @@ def test_as_process_1_of_a_container(rig: AgentRig) -> None:
     assert rig.process is not None
     (agent,) = psutil.Process(rig.process.pid).children()
     # The trainer and the process that left its session, and no zombie of the third.
-    wait_until(lambda: len(agent.children(recursive=True)) == 2, 10, lambda: str(agent.children(recursive=True)))
+    until(
+        lambda: len(agent.children(recursive=True)) == 2,
+        10,
+        "two children",
+        seen=lambda: agent.children(recursive=True),
+    )
     agent.terminate()
     assert rig.exit_code() == ExitCode.SAVED
 
@@ -227,13 +234,3 @@ def test_a_directive_of_a_lower_attempt_changes_nothing(rig: AgentRig) -> None:
     report = rig.operator.wait_report(lambda r: r.obeys == stale.tag)
     assert (report.attempt, report.phase) == (5, TrainerPhase.RUNNING)
     assert rig.output.count("begins") == 1
-
-
-def test_the_agent_imports_nothing_heavy() -> None:
-    code = "import sys, holdfast_agent.__main__, holdfast_agent.inspection, holdfast_contract.runfolder; print(*sys.modules)"
-    modules = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True).stdout.split()
-    tops = {name.split(".")[0] for name in modules if not name.startswith("_")}
-    ours = {"holdfast_agent", "holdfast_contract"}
-    foreign = {name for name in tops if name not in sys.stdlib_module_names and name not in ours}
-    assert not {name for name in foreign if "editable" not in name and "distutils" not in name}
-    assert not {"ctypes", "subprocess", "asyncio", "multiprocessing", "logging"} & tops

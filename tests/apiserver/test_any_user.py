@@ -5,10 +5,11 @@ from __future__ import annotations
 from pathlib import Path
 
 from localkube.access import ClusterAccess
-from tests.support import any_user
-from tests.support.crd_server import connect, install_definition
-from tests.support.manifests import training_job
-from tests.support.operator_process import OperatorProcess, until
+from tests.support.cluster import any_user
+from tests.support.cluster.crd_server import connect, install_definition
+from tests.support.cluster.manifests import training_job
+from tests.support.operator.process import OperatorProcess
+from tests.support.polling import until
 
 
 def test_the_operator_runs_under_any_uid(cluster: ClusterAccess, namespace: str, tmp_path: Path) -> None:

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
-from pathlib import Path
 from typing import Any
 
 import pytest
@@ -13,19 +11,11 @@ from kubernetes import client
 from pydantic import ValidationError
 
 from holdfast_contract.api import TrainingJob
-from tests.support.crd_server import Jobs, connect, install_definition, refusal
-from tests.support.manifests import Manifest, training_job, with_value
+from tests.support.cluster.crd_server import Jobs, refusal
+from tests.support.cluster.manifests import Manifest, training_job, with_value
 
 # The server's answer is asked for in a dry run, so examples leave nothing behind in the namespace that they share.
 agreement = settings(max_examples=120, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
-
-
-@pytest.fixture
-def jobs(cluster: Any, namespace: str) -> Iterator[Jobs]:
-    kubeconfig = Path(cluster.kubeconfig)
-    install_definition(kubeconfig)
-    with connect(kubeconfig, namespace) as found:
-        yield found
 
 
 def judge_alike(jobs: Jobs, manifest: Manifest) -> bool:

@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import json
-import time
 from collections.abc import Iterator
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
@@ -13,30 +13,14 @@ import yaml
 from kubernetes import client
 
 from holdfast_contract import crd, keys
-from tests.support.bad_manifests import CHANGED, CREATED, Bad
-from tests.support.crd_server import Jobs, connect, install_definition, refusal
-from tests.support.kubectl import KubectlError, kubectl
-from tests.support.manifests import training_job, with_value, without
+from tests.support.cluster.bad_manifests import CHANGED, CREATED, Bad
+from tests.support.cluster.crd_server import Jobs, refusal
+from tests.support.cluster.kubectl import KubectlError, kubectl
+from tests.support.cluster.manifests import training_job, with_value, without
+from tests.support.polling import until
 
 ROOT = Path(__file__).parents[2]
 PUBLISHED_WITHIN_SECONDS = 30.0
-
-
-@pytest.fixture(scope="module")
-def kubeconfig(cluster: Any) -> Path:
-    return Path(cluster.kubeconfig)
-
-
-@pytest.fixture(scope="module")
-def established(kubeconfig: Path) -> dict[str, Any]:
-    return install_definition(kubeconfig)
-
-
-@pytest.fixture
-def jobs(kubeconfig: Path, established: dict[str, Any], namespace: str) -> Iterator[Jobs]:
-    assert established
-    with connect(kubeconfig, namespace) as found:
-        yield found
 
 
 def test_definition_is_established_and_structural(established: dict[str, Any]) -> None:
@@ -209,14 +193,15 @@ def test_explain_describes_every_field(established: dict[str, Any], kubeconfig: 
 
 def published_schema(kubeconfig: Path) -> dict[str, Any]:
     """What explain reads. The server publishes it some time after the definition is Established."""
-    deadline = time.monotonic() + PUBLISHED_WITHIN_SECONDS
-    while True:
-        try:
+
+    def published() -> dict[str, Any] | None:
+        with suppress(KubectlError):
             document = kubectl(kubeconfig, "get", "--raw", f"/openapi/v3/apis/{keys.API_VERSION}")
             schemas = json.loads(document)["components"]["schemas"]
-            return next(schema for name, schema in schemas.items() if name.endswith(f".{keys.KIND}"))
-        except (KubectlError, StopIteration):
-            assert time.monotonic() < deadline, "the definition is Established, and its schema not published"
+            return next((schema for name, schema in schemas.items() if name.endswith(f".{keys.KIND}")), None)
+        return None
+
+    return until(published, PUBLISHED_WITHIN_SECONDS, "the schema of a definition that is Established")
 
 
 def _undescribed(schema: dict[str, Any], path: str) -> Iterator[str]:

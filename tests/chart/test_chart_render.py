@@ -14,7 +14,7 @@ from cryptography.hazmat.primitives.asymmetric import ec
 from cryptography.x509.oid import ExtendedKeyUsageOID
 
 from holdfast_contract import crd, keys
-from tests.support.chart import CHART, Helm, Object, only, sets
+from tests.support.cluster.chart import CHART, Helm, Object, only, sets
 
 HELM = Helm()
 
@@ -122,7 +122,7 @@ def test_a_value_adds_and_removes_kinds(values: dict[str, object], more: list[st
         ({"tls.leafDays": 0}, "'/tls/leafDays': minimum"),
         ({"tls.certManager.leafDuration": "a while"}, "'/tls/certManager/leafDuration'"),
         ({"networkPolicy.apiServerPorts": [0]}, "'/networkPolicy/apiServerPorts/0': minimum"),
-        ({"serviceAccount.create": False}, "serviceAccount.name: found nothing"),
+        ({"serviceAccount.create": False}, "`serviceAccount.name` is required but not set"),
     ],
     ids=lambda v: next(iter(v)) if isinstance(v, dict) else "",
 )

@@ -12,9 +12,9 @@ import yaml
 
 from holdfast_contract import keys
 from localkube.cluster import Cluster
-from tests.support.chart import Helm, Object, sets
-from tests.support.kubectl import KubectlError, kubectl
-from tests.support.manifests import training_job, with_value
+from tests.support.cluster.chart import Helm, Object, sets
+from tests.support.cluster.kubectl import KubectlError, kubectl
+from tests.support.cluster.manifests import training_job, with_value
 
 RELEASE = "hf"
 # Another release may own the definition in a shared cluster; the dry run below covers it.

@@ -12,7 +12,7 @@ from typing import Any, Final
 import pytest
 
 from holdfast_contract import keys
-from tests.support.chart import Helm, only
+from tests.support.cluster.chart import Helm, only
 
 ROOT: Final = Path(__file__).parents[2]
 LOCK: Final = tomllib.loads((ROOT / "uv.lock").read_text())
@@ -47,7 +47,7 @@ def closure(extra: str) -> set[str]:
     packages: dict[str, list[dict[str, Any]]] = {}
     for package in LOCK["package"]:
         packages.setdefault(package["name"], []).append(package)
-    (project,) = packages["holdfast"]
+    (project,) = packages["holdfast-training"]
     waiting = [d["name"] for d in project["optional-dependencies"][extra]]
     seen: set[str] = set()
     while waiting:

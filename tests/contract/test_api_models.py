@@ -12,8 +12,8 @@ from pydantic import ValidationError
 from holdfast_contract import keys
 from holdfast_contract.api import MAX_NAME, EverySpec, TrainingJob, TrainingJobStatus
 from holdfast_contract.api_spec import MAX_REPLICAS
-from tests.support.bad_manifests import CREATED, Bad
-from tests.support.manifests import training_job, with_value
+from tests.support.cluster.bad_manifests import CREATED, Bad
+from tests.support.cluster.manifests import training_job, with_value
 
 
 def test_the_valid_job_is_read_with_its_defaults() -> None:

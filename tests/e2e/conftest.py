@@ -12,9 +12,9 @@ import pytest
 from kubernetes import client
 
 from localkube.cluster import Cluster
-from tests.support.e2e_job import ENVIRONMENT, Job, Script
-from tests.support.e2e_world import World
-from tests.support.ranks import world as ranks
+from tests.support.cluster.job import ENVIRONMENT, Job, Script
+from tests.support.cluster.world import World
+from tests.support.training.ranks import world as ranks
 
 LAST = "test_rbac.py"
 

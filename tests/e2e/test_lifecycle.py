@@ -8,9 +8,9 @@ from pathlib import Path
 
 from holdfast_contract.keys import PARTIAL_FILE
 from holdfast_contract.reasons import Cause, Condition, Reason
-from tests.support import e2e_processes as processes
-from tests.support.e2e_job import GRACE_SECONDS, Job, Script
-from tests.support.e2e_world import until
+from tests.support.cluster import processes
+from tests.support.cluster.job import GRACE_SECONDS, Job, Script
+from tests.support.polling import until
 
 JobMaker = Callable[..., Job]
 BOUND_SECONDS = 10.0
@@ -32,7 +32,7 @@ def freeze_in_a_save(job: Job) -> tuple[int, int]:
         thaw(job)
         return None
 
-    found: Path = until(stopped_in_one, 30.0, "a save in flight", job.describe)
+    found: Path = until(stopped_in_one, 30.0, "a save in flight", seen=job.describe)
     return int(found.parent.parent.name), int(found.parent.name)
 
 
@@ -54,7 +54,7 @@ def test_suspend_contest_delete_and_create_again(make_job: JobMaker, undisturbed
     # Suspension saves, then gives the pods back; resuming is a new attempt that loses nothing.
     first.patch({"suspend": True})
     first.until_condition(Condition.SUSPENDED, Reason.SUSPENDED_BY_USER, seconds=GRACE_SECONDS + BOUND_SECONDS)
-    until(lambda: not first.all_pods(), 2 * GRACE_SECONDS, "the pods are gone", first.describe)
+    until(lambda: not first.all_pods(), 2 * GRACE_SECONDS, "the pods are gone", seen=first.describe)
     saved = first.run_folder.candidates(1)[0]
     assert first.status.checkpoint("newest") == (saved.attempt, saved.step)
     assert second.status.attempt == 0, "a suspended owner is still the owner"

@@ -5,8 +5,9 @@ from __future__ import annotations
 from collections.abc import Callable
 
 from holdfast_contract.reasons import Cause
-from tests.support.e2e_job import Job, Script
-from tests.support.e2e_world import NODES, World, until
+from tests.support.cluster.job import Job, Script
+from tests.support.cluster.world import NODES, World
+from tests.support.polling import until
 
 JobMaker = Callable[..., Job]
 NOTICED_SECONDS = 90.0

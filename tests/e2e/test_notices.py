@@ -6,9 +6,10 @@ import signal
 from collections.abc import Callable
 
 from holdfast_contract.reasons import Cause, Condition, Reason, SaveOutcome
-from tests.support import e2e_processes as processes
-from tests.support.e2e_job import GRACE_SECONDS, Job, Script
-from tests.support.e2e_world import NODES, World, until
+from tests.support.cluster import processes
+from tests.support.cluster.job import GRACE_SECONDS, Job, Script
+from tests.support.cluster.world import NODES, World
+from tests.support.polling import until
 
 JobMaker = Callable[..., Job]
 MATCHERS = {
@@ -74,10 +75,10 @@ def test_ranks_agree_though_one_agent_is_cut_off_and_a_withdrawn_notice_moves_no
         assert status.preemption["notice"]["source"] == "roomy"
         cut_off.send_signal(signal.SIGCONT)
         job.until(lambda s: s.raw.get("transition"), "a move is prepared")
-        until(lambda: len(job.all_pods()) == 4, 20.0, "replacements wait for a place", job.describe)
+        until(lambda: len(job.all_pods()) == 4, 20.0, "replacements wait for a place", seen=job.describe)
         world.annotate(node, "example.com/roomy-")
         job.until(lambda s: not s.raw.get("transition"), "the move is called off")
-        until(lambda: len(job.all_pods()) == 2, 20.0, "the replacements are gone", job.describe)
+        until(lambda: len(job.all_pods()) == 2, 20.0, "the replacements are gone", seen=job.describe)
         step = job.status.step
         status = job.until(lambda s: s.step >= step + 10, "training goes on")
         assert status.condition(Condition.PREEMPTED)["status"] == "False"

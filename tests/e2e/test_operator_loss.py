@@ -9,9 +9,10 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 
 from holdfast_contract.reasons import Cause
-from tests.support import e2e_processes as processes
-from tests.support.e2e_job import START_SECONDS, Job, Script
-from tests.support.e2e_world import World, until
+from tests.support.cluster import processes
+from tests.support.cluster.job import START_SECONDS, Job, Script
+from tests.support.cluster.world import World
+from tests.support.polling import until
 
 JobMaker = Callable[..., Job]
 NOTICE = "karpenter.sh/disrupted"

@@ -11,9 +11,10 @@ import pytest
 from holdfast_contract.exits import ExitCode
 from holdfast_contract.reasons import Cause
 from localkube import binaries
-from tests.support import e2e_processes as processes
-from tests.support.e2e_job import Job, Script
-from tests.support.e2e_world import CHART, HELM_SECONDS, RELEASE, SYSTEM, World, until
+from tests.support.cluster import processes
+from tests.support.cluster.job import Job, Script
+from tests.support.cluster.world import CHART, HELM_SECONDS, RELEASE, SYSTEM, World
+from tests.support.polling import until
 
 JobMaker = Callable[..., Job]
 LIMIT_SECONDS = 10
@@ -59,14 +60,14 @@ def test_orphans_end_by_themselves_and_the_job_goes_on_when_the_operator_returns
 
     with world.operator_away():
         healthy = step + round(1.5 * limit / STEP_SECONDS)
-        until(lambda: newest() >= (1, healthy), 6.0 * limit, "training for longer than the limit", job.describe)
+        until(lambda: newest() >= (1, healthy), 6.0 * limit, "training for longer than the limit", seen=job.describe)
         processes.kill_trainer(uid, 1)
         until(lambda: not processes.trainers(uid), 30.0, "the other rank follows")
         left = newest()
         assert processes.agents(uid).keys() == {0, 1}, (
             "the limit begins when the trainer ends, not when the operator does"
         )
-        until(lambda: len(ended(job)) == 2, limit + 30.0, "both pods end", job.describe)
+        until(lambda: len(ended(job)) == 2, limit + 30.0, "both pods end", seen=job.describe)
         for end in ended(job).values():
             assert end["exitCode"] == ExitCode.ORPHANED
             assert f"the operator could not be reached for {limit} s" in end["message"]

@@ -10,7 +10,7 @@ from typing import Any, Final
 import pytest
 
 from holdfast_contract import keys
-from tests.support.e2e_world import RELEASE, SYSTEM, World
+from tests.support.cluster.world import RELEASE, SYSTEM, World
 
 ACCOUNT: Final = f"system:serviceaccount:{SYSTEM}:{RELEASE}"
 Right = tuple[str, str, str]

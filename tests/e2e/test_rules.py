@@ -7,9 +7,9 @@ from collections.abc import Callable
 
 from holdfast_contract import keys
 from holdfast_contract.manifest import HEALTHY_METRIC, Manifest
-from tests.support import e2e_processes as processes
-from tests.support.e2e_job import Job, Script
-from tests.support.e2e_world import until
+from tests.support.cluster import processes
+from tests.support.cluster.job import Job, Script
+from tests.support.polling import until
 
 JobMaker = Callable[..., Job]
 STEPS = 150
@@ -45,7 +45,7 @@ def test_the_manifest_alone_says_what_is_saved_and_kept_and_failures_are_told(ma
     assert told["running_seconds"] == status.raw["failures"]["runningSeconds"] > 0
     job.until(lambda s: s.holds("Succeeded"), "success")
     left = [(1, 8), (1, 50), (2, 100), (2, 148), (2, 150)]
-    until(lambda: sorted(found_in(job)) == left, 30.0, f"checkpoints {left}", lambda: sorted(found_in(job)))
+    until(lambda: sorted(found_in(job)) == left, 30.0, f"checkpoints {left}", seen=lambda: sorted(found_in(job)))
     assert {m.metrics[HEALTHY_METRIC] for m in found_in(job).values()} == {1.0}
 
 

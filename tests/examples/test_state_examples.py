@@ -15,8 +15,8 @@ import pytest
 
 import holdfast
 from holdfast_contract import keys
-from tests.support import compiled
-from tests.support.coordinator import coordinator_address
+from tests.support.training import compiled
+from tests.support.training.coordinator import coordinator_address
 
 EXAMPLES = Path(__file__).resolve().parents[2] / "examples"
 EXAMPLE_SECONDS = 110

@@ -45,6 +45,6 @@ def test_fine_tuning_begins_with_the_best_encoder_alone(tmp_path: Path) -> None:
 
 def test_recovery_from_damage_step_by_step(tmp_path: Path) -> None:
     lines = _run("recovery_from_damage.py", tmp_path)
-    assert "4. The run is started again and goes on from step 2." in lines
+    assert "4. The run starts again and continues from step 2." in lines
     assert sum(": damaged" in line for line in lines) == 4
     assert lines[-1] == "  NoValidCheckpoint: 8 refused, exit code 85"

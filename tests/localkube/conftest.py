@@ -5,6 +5,15 @@ from collections.abc import Iterator
 
 import pytest
 
+from localkube.cluster import Cluster
+
+
+@pytest.fixture(scope="module")
+def own() -> Iterator[Cluster]:
+    """A cluster that the tests of a file may hurt."""
+    with Cluster() as cluster:
+        yield cluster
+
 
 @pytest.fixture(autouse=True)
 def interruptible() -> Iterator[None]:

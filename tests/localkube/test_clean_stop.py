@@ -7,7 +7,6 @@ import signal
 import subprocess
 import sys
 import tempfile
-import time
 import uuid
 from collections.abc import Callable, Iterator
 from contextlib import suppress
@@ -16,6 +15,8 @@ from typing import Any
 
 import psutil
 import pytest
+
+from tests.support.polling import until
 
 START_SECONDS = 60.0
 GONE_SECONDS = 30.0
@@ -65,13 +66,6 @@ def start(place: Path) -> Iterator[Callable[..., subprocess.Popen[str]]]:
         process.communicate(timeout=GONE_SECONDS)
 
 
-def poll(holds: Callable[[], Any], seconds: float, seen: Callable[[], object]) -> None:
-    deadline = time.monotonic() + seconds
-    while not holds():
-        assert time.monotonic() < deadline, f"not within {seconds:.0f} s: {seen()}"
-        time.sleep(0.02)
-
-
 def related(*texts: str) -> list[str]:
     """Command lines of processes that name any of the texts, or whose environment does."""
     found = []
@@ -94,9 +88,9 @@ def interrupt(process: subprocess.Popen[str], number: signal.Signals) -> None:
 
 
 def assert_nothing_left(place: Path, mark: str) -> None:
-    poll(lambda: not related(str(place), mark), GONE_SECONDS, lambda: related(str(place), mark))
-    registry = place / f"holdfast-localkube-{os.getuid()}"
-    poll(lambda: not [p for p in place.rglob("*") if p != registry], GONE_SECONDS, lambda: list(place.rglob("*")))
+    until(lambda: not related(str(place), mark), GONE_SECONDS, "no process", seen=lambda: related(str(place), mark))
+    registry = place / f"localkube-{os.getuid()}"
+    until(lambda: {registry}.issuperset(place.rglob("*")), GONE_SECONDS, "no file", seen=lambda: list(place.rglob("*")))
     assert str(place) not in Path("/proc/self/mountinfo").read_text()
 
 
@@ -125,7 +119,7 @@ def test_a_test_run_that_is_ended_leaves_nothing(
     (tmp_path / "pytest.ini").write_text("[pytest]\n")
     words = ["-m", "pytest", "-q", "-p", "no:cacheprovider", "-c", str(tmp_path / "pytest.ini"), str(tmp_path)]
     run = start(*words, TEST_POD=json.dumps(pod(mark)))
-    poll(lambda: (tmp_path / "running").exists() or run.poll() is not None, START_SECONDS, lambda: "no pod runs")
+    until(lambda: (tmp_path / "running").exists() or run.poll() is not None, START_SECONDS, "a pod runs")
     assert run.poll() is None, run.stdout and run.stdout.read()
     assert len(related(mark)) >= 2
     interrupt(run, number)

@@ -2,7 +2,9 @@
 
 import json
 import os
-from collections.abc import Callable, Iterator
+import subprocess
+import sys
+from collections.abc import Callable
 
 import psutil
 import pytest
@@ -12,12 +14,6 @@ from localkube.cli import main
 from localkube.cluster import Cluster
 
 Run = Callable[..., tuple[int, str, str]]
-
-
-@pytest.fixture(scope="module")
-def own() -> Iterator[Cluster]:
-    with Cluster() as cluster:
-        yield cluster
 
 
 @pytest.fixture
@@ -46,6 +42,8 @@ def run(own: Cluster, capsys: pytest.CaptureFixture[str]) -> Run:
         (["node", "add", "n" * 64], "must be at most 63"),
         (["node", "add", "etcd"], "node name 'etcd': that is a program of the control plane"),
         (["node", "add", "n", "--label", "pool"], "--label 'pool': must be KEY=VALUE"),
+        (["node", "add", "n", "--image", "team/*"], "--image 'team/*': must be PATTERN=FOLDER"),
+        (["node", "add", "n", "--entrypoint", "=run"], "--entrypoint '=run': must be NAME=COMMAND"),
         (["node", "kill", "absent"], "no process node named 'absent' (there are: none)"),
         (["node", "stop", "etcd"], "no process node named 'etcd'"),
         (["node", "restart", "absent"], "no process node named 'absent'"),
@@ -107,6 +105,14 @@ def test_the_verbs_of_a_node(run: Run, own: Cluster) -> None:
     assert list(own.layout.nodes.iterdir()) == []
     assert run("node", "add", "n")[0] == 0
     assert run("node", "stop", "n")[0] == 0
+
+
+@pytest.mark.parametrize(
+    ("module", "absent"), [("localkube.cli", {"kubernetes", "aiohttp"}), ("localkube.node.program", {"kubernetes"})]
+)
+def test_what_must_start_quickly_does_not_load_large_libraries(module: str, absent: set[str]) -> None:
+    code = f"import sys, {module}; print(*{absent} & sys.modules.keys())"
+    assert subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True).stdout == "\n"
 
 
 def test_a_cluster_that_is_being_started_does_not_hide_the_others(

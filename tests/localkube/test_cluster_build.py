@@ -4,8 +4,6 @@ import os
 import signal
 import subprocess
 import sys
-import time
-from collections.abc import Callable
 from pathlib import Path
 from typing import TypeVar
 
@@ -14,8 +12,10 @@ import pytest
 
 from localkube.build import Recipe, built
 from localkube.errors import BinariesError
+from localkube.paths import CACHE_VARIABLE, cache_root
 from localkube.progress import silent
 from localkube.toolchain import WHEEL_VERSION, find_toolchain
+from tests.support.polling import until
 
 END_SECONDS = 30.0
 PROGRAM = 'package main\n\nvar greeting = "unset"\n\nfunc main() { println(greeting) }\n'
@@ -32,15 +32,6 @@ print(built(recipe, lambda line: print(line, file=sys.stderr)))
 T = TypeVar("T")
 
 
-def poll(look: Callable[[], T]) -> T:
-    """The first true value, within a deadline."""
-    deadline = time.monotonic() + END_SECONDS
-    while not (value := look()):
-        assert time.monotonic() < deadline, f"still {value!r}"
-        time.sleep(0.02)
-    return value
-
-
 def has_ended(process: psutil.Process) -> bool:
     try:
         return not process.is_running() or process.status() == psutil.STATUS_ZOMBIE
@@ -53,7 +44,7 @@ def module(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     """A Go module of one file, and a cache of the test's own; Go's standard library need not be compiled for each."""
     cache = Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache")
     monkeypatch.setenv("GOCACHE", os.environ.get("GOCACHE") or str(cache / "go-build"))
-    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
+    monkeypatch.setenv(CACHE_VARIABLE, str(tmp_path / "cache"))
     folder = tmp_path / "module"
     folder.mkdir()
     (folder / "go.mod").write_text("module tiny\n\ngo 1.26\n")
@@ -63,6 +54,14 @@ def module(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 
 def tiny(module: Path, greeting: str = "hello") -> Recipe:
     return Recipe("tiny", module, ".", ("-s", f"-X main.greeting={greeting}"), "tiny", links=("other",))
+
+
+def test_the_cache_is_where_the_user_says(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
+    monkeypatch.delenv(CACHE_VARIABLE, raising=False)
+    assert cache_root().parent == tmp_path
+    monkeypatch.setenv(CACHE_VARIABLE, str(tmp_path / "own"))
+    assert cache_root() == tmp_path / "own"
 
 
 def test_a_program_is_built_once_and_again_when_anything_changes(module: Path) -> None:
@@ -84,7 +83,7 @@ def test_a_failed_build_says_why_and_leaves_nothing_half_built(module: Path, tmp
     (module / "main.go").write_text("package main\n\nfunc main() { undefined() }\n")
     with pytest.raises(BinariesError, match="undefined: undefined"):
         built(tiny(module), silent)
-    folders = [path for path in (tmp_path / "cache" / "holdfast" / "bin").iterdir() if path.is_dir()]
+    folders = [path for path in (tmp_path / "cache" / "bin").iterdir() if path.is_dir()]
     assert folders == []
 
 
@@ -110,10 +109,12 @@ def test_an_interrupted_build_leaves_no_process_and_no_file(
         assert builder.stderr is not None
         assert any("compiling" in line for line in builder.stderr)
         # Go and the compilers that it starts.
-        below = poll(lambda: found if len(found := psutil.Process(builder.pid).children(recursive=True)) > 1 else [])
+        below = until(
+            lambda: found if len(found := psutil.Process(builder.pid).children(recursive=True)) > 1 else [], END_SECONDS
+        )
         builder.send_signal(number)
         builder.wait(END_SECONDS)
-    poll(lambda: all(has_ended(process) for process in below))
+    until(lambda: all(has_ended(process) for process in below), END_SECONDS, "the end of all")
     assert list(scratch.iterdir()) == []
     folder = built(Recipe("tiny", module, ".", ("-s",), "tiny"), silent)
     assert {path.name for path in folder.parent.iterdir()} == {folder.name, f".{folder.name}.lock"}

@@ -6,8 +6,7 @@ import socket
 import stat
 import subprocess
 import sys
-import time
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from pathlib import Path
 from urllib.parse import urlsplit
 
@@ -18,8 +17,9 @@ from localkube import registry
 from localkube.binaries import ASSETS_VARIABLE, control_plane
 from localkube.cluster import Cluster
 from localkube.components import APISERVER, CONTROLLER_MANAGER, ETCD, SCHEDULER, ClusterOptions, environment
-from localkube.control import Program
+from localkube.control import ProcessSpec
 from localkube.errors import BinariesError, ClusterNameError, LocalkubeError, StartError
+from tests.support.polling import until
 
 START_SECONDS = 60.0
 GONE_SECONDS = 15.0
@@ -34,13 +34,6 @@ with Cluster() as cluster:
 """
 
 
-def poll(condition: Callable[[], bool], *, seconds: float, what: str) -> None:
-    deadline = time.monotonic() + seconds
-    while not condition():
-        assert time.monotonic() < deadline, f"not within {seconds} s: {what}"
-        time.sleep(0.02)
-
-
 def processes_mentioning(*texts: str) -> list[str]:
     """Command lines of processes that name any of the texts, this process excepted."""
     found = []
@@ -52,9 +45,9 @@ def processes_mentioning(*texts: str) -> list[str]:
 
 
 def assert_gone(name: str, state: Path) -> None:
-    poll(lambda: not processes_mentioning(str(state), name), seconds=GONE_SECONDS, what=f"no process of {name}")
-    poll(lambda: not state.exists(), seconds=GONE_SECONDS, what=f"{state} removed")
-    assert not registry.Entry(name).folder.exists()
+    until(lambda: not processes_mentioning(str(state), name), seconds=GONE_SECONDS, what=f"no process of {name}")
+    until(lambda: not state.exists(), seconds=GONE_SECONDS, what=f"{state} removed")
+    assert not registry.RegistryEntry(name).folder.exists()
     assert name not in [entry.name for entry in registry.running()]
 
 
@@ -69,13 +62,6 @@ def owner() -> Iterator[subprocess.Popen[str]]:
     with subprocess.Popen([sys.executable, "-c", OWNER], stdout=subprocess.PIPE, text=True) as process:
         yield process
         process.kill()
-
-
-@pytest.fixture(scope="module")
-def own() -> Iterator[Cluster]:
-    """A cluster that tests of this file may hurt."""
-    with Cluster() as cluster:
-        yield cluster
 
 
 def test_a_stopped_cluster_leaves_no_process_file_or_open_port(tmp_path: Path) -> None:
@@ -114,7 +100,7 @@ def test_a_killed_supervisor_takes_its_processes_along_and_the_next_start_remove
     )
     owner.kill()
     supervisor.kill()
-    poll(lambda: not processes_mentioning(str(state)), seconds=GONE_SECONDS, what="processes ended")
+    until(lambda: not processes_mentioning(str(state)), seconds=GONE_SECONDS, what="processes ended")
     registry.sweep()
     assert_gone(started["name"], state)
 
@@ -133,7 +119,7 @@ def test_a_component_that_cannot_start_is_an_error_with_its_log_and_leaves_nothi
     with pytest.raises(StartError, match=r"(?s)kube-apiserver ended with 1 .*unknown flag: --no-such-flag"):
         cluster.start()
     assert not processes_mentioning(cluster.name)
-    assert not registry.Entry(cluster.name).folder.exists()
+    assert not registry.RegistryEntry(cluster.name).folder.exists()
 
 
 def test_two_clusters_side_by_side_and_binaries_of_the_users_choice(
@@ -207,14 +193,14 @@ def test_reads_and_writes_of_users_are_in_the_audit_log(own: Cluster) -> None:
         objects = [(event["verb"], event.get("objectRef", {}).get("name", "")) for event in events]
         return {verb for verb, name in objects if name == "audited"}
 
-    poll(lambda: verbs() >= {"create", "get"}, seconds=5, what="both requests in the audit log")
+    until(lambda: verbs() >= {"create", "get"}, seconds=5, what="both requests in the audit log")
 
 
 def test_a_node_takes_along_processes_that_left_its_group(own: Cluster) -> None:
     marker = f"86{os.getpid()}"
     script = f"(setsid sleep {marker} &) ; setsid sleep {marker} & exec sleep {marker}"
-    own.control.start(Program("escapist", ["sh", "-c", script], own.layout.logs / "escapist.log", role="node"))
-    poll(lambda: processes_mentioning(marker) == [f"sleep {marker}"] * 3, seconds=5, what="the node and its children")
+    own.control.start(ProcessSpec("escapist", ["sh", "-c", script], own.layout.logs / "escapist.log", role="node"))
+    until(lambda: processes_mentioning(marker) == [f"sleep {marker}"] * 3, seconds=5, what="the node and its children")
     own.nodes.kill("escapist")
     assert not processes_mentioning(marker)
 

@@ -1,7 +1,6 @@
 """A chart is installed and ready, or the error says what Helm, the pods and their logs say."""
 
 import json
-from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
@@ -11,18 +10,16 @@ from localkube.cluster import Cluster
 from localkube.errors import HelmError
 from localkube.helm_install import Release, install
 from localkube.nodes import NodeOptions
-from localkube.paths import cache_root
+from localkube.paths import CACHE_VARIABLE, cache_root
 
 READY_SECONDS = 30.0
 SHORT_SECONDS = 4.0
 
 
-@pytest.fixture(scope="module")
-def own() -> Iterator[Cluster]:
-    """A cluster with a node that starts a broken container again at once."""
-    with Cluster() as cluster:
-        cluster.add_node("only", NodeOptions(arguments=["--backoff-seconds", "0.2"]))
-        yield cluster
+@pytest.fixture(scope="module", autouse=True)
+def node(own: Cluster) -> None:
+    """Starts a broken container again at once."""
+    own.add_node("only", NodeOptions(arguments=["--backoff-seconds", "0.2"]))
 
 
 def chart(folder: Path, script: str, image: str = "localkube/host") -> Path:
@@ -49,7 +46,7 @@ def chart(folder: Path, script: str, image: str = "localkube/host") -> Path:
 
 
 def test_an_installed_chart_is_ready(own: Cluster, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setenv("XDG_CACHE_HOME", str(cache_root().parent))  # where Helm was built
+    monkeypatch.setenv(CACHE_VARIABLE, str(cache_root()))  # where Helm was built
     monkeypatch.setenv("HOME", str(tmp_path / "home"))
     said: list[str] = []
     release = Release("good", chart(tmp_path / "tiny", "sleep 1000"), "good", options=["--set-json=a=1"])

@@ -1,13 +1,13 @@
 """Process nodes against a real control plane: every promise that a pod may rely on."""
 
+import functools
 import json
 import os
 import signal
 import subprocess
 import sys
-import time
 import uuid
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any, TypeVar
 
@@ -15,21 +15,15 @@ import psutil
 import pytest
 
 from localkube.cluster import Cluster as RealCluster
-from localkube.node.access import GRANTS
+from localkube.node.grants import GRANTS
+from tests.support.polling import until
 
 Json = dict[str, Any]
 T = TypeVar("T")
 DEADLINE_SECONDS = 25.0
 
 
-def eventually(look: Callable[[], T], seconds: float = DEADLINE_SECONDS) -> T:
-    """The first true value, or a failure that shows the last one."""
-    end = time.monotonic() + seconds
-    while not (value := look()):
-        if time.monotonic() > end:
-            pytest.fail(f"still {value!r} after {seconds} s")
-        time.sleep(0.05)
-    return value
+eventually = functools.partial(until, seconds=DEADLINE_SECONDS)
 
 
 class Cluster:
@@ -51,7 +45,7 @@ class Cluster:
     def node(self, name: str, *more: str) -> subprocess.Popen[bytes]:
         ready = self.folder / f"{name}.ready"
         ready.unlink(missing_ok=True)
-        words = ["--name", name, "--kubeconfig", str(self.real.node_kubeconfig(name)), "--ready-file", str(ready), "--lease-seconds",
+        words = ["--image", f"team/*={sys.prefix}", "--name", name, "--kubeconfig", str(self.real.node_kubeconfig(name)), "--ready-file", str(ready), "--lease-seconds",
                  "2", "--backoff-seconds", "0.3", "--refresh-seconds", "0.5", "--state-dir", str(self.folder / name)]  # fmt: skip
         with (self.folder / f"{name}.log").open("ab") as log:
             process = subprocess.Popen([sys.executable, "-m", "localkube.node", *words, *more], stdout=log, stderr=log)
@@ -158,7 +152,7 @@ def test_volumes_are_mounted_in_the_pod_and_leave_nothing_on_the_host(space: Nam
         {"apiVersion": "v1", "kind": "ConfigMap", "metadata": {"name": "c"}, "data": {"k": "conf"}},
         {"apiVersion": "v1", "kind": "Secret", "metadata": {"name": "s"}, "stringData": {"k": "sec"}},
     )
-    token = {"serviceAccountToken": {"path": "token", "audience": "holdfast-test", "expirationSeconds": 600}}
+    token = {"serviceAccountToken": {"path": "token", "audience": "localkube-test", "expirationSeconds": 600}}
     label = {"downwardAPI": {"items": [{"path": "n", "fieldRef": {"fieldPath": "metadata.name"}}]}}
     volumes = [
         {"name": "empty", "emptyDir": {}},
@@ -181,7 +175,7 @@ def test_volumes_are_mounted_in_the_pod_and_leave_nothing_on_the_host(space: Nam
     head, token_text = text.rsplit("\n", 1)
     assert head == "confsecvolkept\n"
     review = {"apiVersion": "authentication.k8s.io/v1", "kind": "TokenReview",
-              "spec": {"token": token_text, "audiences": ["holdfast-test"]}}  # fmt: skip
+              "spec": {"token": token_text, "audiences": ["localkube-test"]}}  # fmt: skip
     answer = json.loads(space.run("create", "-o", "json", "-f", "-", stdin=json.dumps(review)))["status"]
     assert answer["authenticated"], answer
     assert answer["user"]["extra"]["authentication.kubernetes.io/pod-name"] == ["vol"]
@@ -214,7 +208,7 @@ def test_the_default_token_opens_the_api_server(space: Namespace) -> None:
         "try: u.urlopen(r, context=ssl.create_default_context(cafile=f+'ca.crt'))\n"
         "except u.HTTPError as e: print(e.read().decode())"
     )
-    space.pod("api", "", image="holdfast/operator:v1", command=["python", "-c", code])
+    space.pod("api", "", image="team/operator:v1", command=["python", "-c", code])
     assert f"system:serviceaccount:{space.name}:default" in space.output("api")
 
 
@@ -266,23 +260,22 @@ def test_init_containers_run_first_and_one_that_fails_fails_the_pod(space: Names
 def test_sigterm_lets_a_pod_end_by_itself(space: Namespace) -> None:
     log = space.cluster.folder / f"{space.name}.out"
     space.pod("p", f"trap 'echo bye > {log}; exit 0' TERM; echo on; while :; do sleep 0.05; done",
-              spec={"terminationGracePeriodSeconds": 30})  # fmt: skip
+              spec={"terminationGracePeriodSeconds": 3600})  # fmt: skip
     eventually(lambda: space.run("logs", "p", check=False) == "on\n")
-    begin = time.monotonic()
-    space.run("delete", "pod", "p")
-    assert time.monotonic() - begin < 5
+    space.run("delete", "pod", "p")  # returns when the pod is gone
     assert log.read_text() == "bye\n"
 
 
 def test_a_pod_that_ignores_sigterm_is_killed_after_its_grace_with_all_its_children(space: Namespace) -> None:
     mark = f"localkube-{uuid.uuid4().hex}"
-    space.pod("p", f"setsid sh -c 'trap : TERM; while :; do sleep 0.1; done' {mark} & trap : TERM; echo on;"
-                   " while :; do sleep 0.1; done", spec={"terminationGracePeriodSeconds": 1})  # fmt: skip
+    log = space.cluster.folder / f"{space.name}.out"
+    space.pod("p", f"setsid sh -c 'trap : TERM; while :; do sleep 0.1; done' {mark} & trap 'echo asked > {log}' TERM;"
+                   f" echo on; while :; do sleep 0.1; test -e {log} && echo went on >> {log}; done",
+              spec={"terminationGracePeriodSeconds": 1})  # fmt: skip
     eventually(lambda: space.run("logs", "p", check=False) == "on\n")
     assert alive(mark)
-    begin = time.monotonic()
     space.run("delete", "pod", "p")
-    assert 0.9 < time.monotonic() - begin < 6
+    assert log.read_text().startswith("asked\nwent on\n")
     assert not alive(mark)
 
 
@@ -292,7 +285,7 @@ def test_a_forced_deletion_kills_at_once(space: Namespace) -> None:
               spec={"terminationGracePeriodSeconds": 60})  # fmt: skip
     eventually(lambda: space.run("logs", "p", check=False) == "on\n")
     space.run("delete", "pod", "p", "--grace-period=0", "--force")
-    eventually(lambda: not alive(mark), 3)
+    eventually(lambda: not alive(mark), seconds=3)
 
 
 def alive(mark: str) -> list[int]:
@@ -301,7 +294,7 @@ def alive(mark: str) -> list[int]:
 
 
 def test_an_unknown_image_and_a_missing_secret_are_visible(space: Namespace) -> None:
-    space.pod("typo", "true", image="holdfst/trainer:1")
+    space.pod("typo", "true", image="taem/trainer:1")
     space.pod("ref", "true", env=[{"name": "X", "valueFrom": {"secretKeyRef": {"name": "no", "key": "k"}}}])
     eventually(lambda: space.state("typo").get("state", {}).get("waiting", {}).get("reason") == "ImagePullBackOff")
     waiting = eventually(lambda: space.state("ref").get("state", {}).get("waiting", {}).get("message"))
@@ -316,9 +309,9 @@ def test_a_volume_does_not_hide_the_image(space: Namespace) -> None:
     above = str(Path(sys.prefix).parent)
     volumes = [{"name": "empty", "emptyDir": {}}]
     mounts = [{"name": "empty", "mountPath": above}]
-    code = "import holdfast_contract, os; print(os.path.isdir('" + above + "'))"
+    code = "import localkube.progress, os; print(os.path.isdir('" + above + "'))"
     spec = {"volumes": volumes}
-    body = {"name": "main", "image": "holdfast/trainer", "command": ["python", "-c", code], "volumeMounts": mounts}
+    body = {"name": "main", "image": "team/trainer", "command": ["python", "-c", code], "volumeMounts": mounts}
     space.pod("p", "", spec=spec | {"containers": [body]})
     assert space.output("p").strip() == "True"
 
@@ -397,15 +390,11 @@ def test_logs_can_be_followed(space: Namespace) -> None:
     assert space.run("logs", "-f", "p") == "1\n2\n3\n"
 
 
-def test_two_pods_have_two_addresses_and_a_pod_starts_quickly(space: Namespace) -> None:
+def test_two_pods_have_two_addresses(space: Namespace) -> None:
     space.pod("a", "sleep 100")
     space.pod("b", "sleep 100")
     first, second = space.ready("a")["status"]["podIP"], space.ready("b")["status"]["podIP"]
     assert first != second
-    begin = time.monotonic()
-    space.pod("c", "sleep 100")
-    space.run("wait", "pod/c", "--for=jsonpath={.status.phase}=Running", "--timeout=10s")
-    assert time.monotonic() - begin < 2  # with two starts of kubectl
 
 
 def test_a_noexecute_taint_evicts(space: Namespace, cluster: Cluster) -> None:
@@ -430,7 +419,7 @@ def test_a_dead_node_takes_its_processes_along_and_becomes_not_ready(space: Name
     assert alive(mark)
     dead.kill()
     dead.wait()
-    eventually(lambda: not alive(mark), 3)
+    eventually(lambda: not alive(mark), seconds=3)
     assert str(cluster.folder / "node-d") not in Path("/proc/self/mounts").read_text()
 
     def ready() -> str:

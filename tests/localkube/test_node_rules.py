@@ -8,10 +8,11 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from localkube.node import addresses, quantity
+from localkube.node import addresses
 from localkube.node.env import expand
 from localkube.node.images import Images, UnknownImage, repository
 from localkube.node.logs import tail_offset
+from localkube.node.references import divided
 from localkube.node.status import ContainerState, PodView, restarts
 from localkube.node.volumes import write_atomically
 
@@ -20,17 +21,17 @@ from localkube.node.volumes import write_atomically
     ("text", "value"), [("250m", 0.25), ("4Gi", 4 * 2**30), ("1e3", 1000), ("2k", 2000), ("0.5", 0.5), ("7", 7)]
 )
 def test_quantities(text: str, value: float) -> None:
-    assert quantity.parse(text) == value
+    assert divided(text, "1m") == value * 1000
 
 
 def test_a_wrong_quantity_is_named() -> None:
     with pytest.raises(ValueError, match="'4GB' is not a quantity"):
-        quantity.parse("4GB")
+        divided("4GB", "1")
 
 
 def test_a_divided_quantity_is_rounded_up() -> None:
-    assert quantity.divided("1500m", "1") == 2
-    assert quantity.divided("64Mi", "1Mi") == 64
+    assert divided("1500m", "1") == 2
+    assert divided("64Mi", "1Mi") == 64
 
 
 @pytest.mark.parametrize(
@@ -49,9 +50,9 @@ def test_text_without_dollars_is_not_changed_by_expansion(text: str) -> None:
 @pytest.mark.parametrize(
     ("image", "name"),
     [
-        ("holdfast/trainer:1", "holdfast/trainer"),
-        ("ghcr.io/holdfast/trainer@sha256:00", "holdfast/trainer"),
-        ("localhost:5000/holdfast/operator:v1@sha256:00", "holdfast/operator"),
+        ("team/trainer:1", "team/trainer"),
+        ("ghcr.io/team/trainer@sha256:00", "team/trainer"),
+        ("localhost:5000/team/operator:v1@sha256:00", "team/operator"),
         ("localkube/host", "localkube/host"),
         ("busybox:1.36", "busybox"),
     ],
@@ -61,12 +62,17 @@ def test_the_name_of_an_image(image: str, name: str) -> None:
 
 
 def test_images_choose_environments_and_a_typo_is_refused() -> None:
-    images = Images(Path("/venv"), "/bin", {"mine": Path("/m")}, {"mine": ["run"]})
-    assert images.find("holdfast/trainer:1").path == "/venv/bin:/bin"
+    images = Images(
+        "/bin", {"mine": Path("/m"), "team/special": Path("/special"), "team/*": Path("/venv")}, {"mine": ["run"]}
+    )
+    assert images.find("team/trainer:1").path == "/venv/bin:/bin"
+    assert images.find("team/special").path == "/special/bin:/bin", "the first pattern that matches counts"
     assert (images.find("mine:2").path, images.find("mine:2").entrypoint) == ("/m/bin:/bin", ["run"])
     assert images.find("localkube/host").path == "/bin"
-    with pytest.raises(UnknownImage, match="holdfst"):
-        images.find("holdfst/trainer:1")
+    with pytest.raises(
+        UnknownImage, match=r"'taem/trainer:1'.* \(it knows localkube/host, mine, team/special, team/\*\)"
+    ):
+        images.find("taem/trainer:1")
 
 
 @pytest.mark.parametrize(

@@ -2,31 +2,24 @@
 
 import asyncio
 import signal
-import time
 from collections.abc import Sequence
 from pathlib import Path
 
 import pytest
 
-from localkube.node.containers import Plan, Process, Sandbox
+from localkube.node.containers import ContainerPlan, ContainerProcess, Sandbox
 from localkube.node.program import make_sandbox
+from tests.support.polling import until_async
 
 ROUNDS = 12
 BURST = 100
 END_SECONDS = 30.0
 
 
-async def start(sandbox: Sandbox, folder: Path, argv: Sequence[str]) -> Process:
-    plan = Plan(argv, {"PATH": "/usr/bin:/bin"}, "/", "test", str(folder / "log"), (),
+async def start(sandbox: Sandbox, folder: Path, argv: Sequence[str]) -> ContainerProcess:
+    plan = ContainerPlan(argv, {"PATH": "/usr/bin:/bin"}, "/", "test", str(folder / "log"), (),
                 read_only_root=False, no_new_privileges=False)  # fmt: skip
-    return await Process.start(sandbox, plan)
-
-
-def wait_for_text(log: Path) -> None:
-    deadline = time.monotonic() + END_SECONDS
-    while not log.read_text():
-        assert time.monotonic() < deadline, f"{log} stays empty"
-        time.sleep(0.001)
+    return await ContainerProcess.start(sandbox, plan)
 
 
 @pytest.mark.parametrize("isolation", ["namespaces", "process"])
@@ -35,7 +28,7 @@ def test_signals_at_the_very_end_of_a_container_do_not_hide_how_it_ended(isolati
 
     async def flood(sandbox: Sandbox, folder: Path) -> int | None:
         process = await start(sandbox, folder, ["sh", "-c", "trap '' TERM; echo on; sleep 0.02; exit 7"])
-        await asyncio.to_thread(wait_for_text, folder / "log")
+        await until_async((folder / "log").read_text, END_SECONDS, "it runs", longest_pause_seconds=0.001)
         while not process.exit_code.done():
             for _ in range(BURST):
                 process.terminate()

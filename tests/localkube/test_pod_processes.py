@@ -4,13 +4,13 @@ import os
 import signal
 import subprocess
 import sys
-import time
 import uuid
 from collections.abc import Callable, Iterator
 
 import pytest
 
 from localkube.pod_processes import find, first_of_each, send_signal
+from tests.support.polling import until
 
 MARK, INDEX = "LOCALKUBE_TEST_MARK", "LOCALKUBE_TEST_INDEX"
 PARENT = "import subprocess, sys; subprocess.run([sys.executable, '-c', 'import time; time.sleep(60)'])"
@@ -42,10 +42,12 @@ def start(mark: str) -> Iterator[Start]:
 
 def poll_for(count: int, selector: dict[str, str | None]) -> list[int]:
     """Ids of what is found, once it is so many."""
-    deadline = time.monotonic() + GONE_SECONDS
-    while len(found := find(selector)) != count:
-        assert time.monotonic() < deadline, f"{len(found)} found, not {count}"
-        time.sleep(0.02)
+    found = until(
+        lambda: found if len(found := find(selector)) == count else [],
+        GONE_SECONDS,
+        f"{count} processes",
+        seen=lambda: find(selector),
+    )
     return [one.process.pid for one in found]
 
 

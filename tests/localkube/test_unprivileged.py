@@ -173,8 +173,8 @@ def test_a_user_without_rights_runs_a_cluster_with_a_node_and_a_pod(user: User, 
     assert str(user.home) not in Path("/proc/self/mountinfo").read_text()
     assert not Path("/var/run/localkube-test").exists()
     left = {path.name for path in user.home.iterdir()}
-    assert left == {"data", f"holdfast-localkube-{user.uid}"}
-    assert list((user.home / f"holdfast-localkube-{user.uid}").iterdir()) == []
+    assert left == {"data", f"localkube-{user.uid}"}
+    assert list((user.home / f"localkube-{user.uid}").iterdir()) == []
 
 
 def review(user: User, token: str, audience: str) -> dict[str, Any]:

@@ -7,7 +7,7 @@ import pytest
 from flax import nnx
 
 from holdfast import remat
-from tests.support.remat_models import (
+from tests.support.remat.models import (
     by_component,
     init_layers,
     largest_difference,

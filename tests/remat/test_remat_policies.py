@@ -10,7 +10,7 @@ from jax.ad_checkpoint import checkpoint_name
 
 from holdfast import remat
 from holdfast.remat.measure import kept_bytes
-from tests.support.remat_models import by_component, init_layers, scanned, tokens, unrolled
+from tests.support.remat.models import by_component, init_layers, scanned, tokens, unrolled
 
 WEIGHT, INPUT = jnp.ones((8, 16)), jnp.ones((4, 8))
 

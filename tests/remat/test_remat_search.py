@@ -16,7 +16,7 @@ from holdfast.remat.combine import keep_all, keep_least, select
 from holdfast.remat.measure import measure
 from holdfast.remat.prices import Prices
 from holdfast.remat.solve import Model
-from tests.support.remat_models import (
+from tests.support.remat.models import (
     all_choices,
     by_component,
     convolutions,

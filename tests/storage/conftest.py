@@ -1,3 +1,5 @@
+"""Where tests of storage save, and who saves with them."""
+
 from __future__ import annotations
 
 from collections.abc import Iterator
@@ -5,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.support import storage_world
+from tests.support.storage import world as storage_world
 
 
 @pytest.fixture(scope="session")

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -19,16 +18,13 @@ from holdfast.store.format import fs
 from holdfast.store.format.ocdbt.decode import NotUnderstoodError
 from holdfast.store.write.written import written_chunks
 from holdfast_contract.runfolder import RunFolder
-from tests.support.storage_states import QUICK, bits, state_of, store_at
-from tests.support.storage_world import World
+from tests.support.storage.states import QUICK, bits, state_of, store_at
+from tests.support.storage.world import World
 
 CHECKED = replace(QUICK, check_saves=True)
 
 
-@pytest.fixture(autouse=True)
-def _no_hook() -> Iterator[None]:
-    yield
-    fs.set_fault_hook(None)
+pytestmark = pytest.mark.usefixtures("no_fault_left")
 
 
 def _state(seed: int) -> dict[str, Any]:
@@ -181,7 +177,7 @@ def test_numbers_that_orbax_did_not_write_are_missed(root: Path) -> None:
 
 @pytest.mark.parametrize("writer", ["direct", "orbax"])
 def test_each_process_compares_what_it_wrote(world: World, root: Path, writer: str) -> None:
-    told = world.call("tests.support.writer_tasks:save_altered", root, writer)
+    told = world.call("tests.support.storage.writer_tasks:save_altered", root, writer)
     for error in told:
         assert "process 1: SavedOtherwiseError" in error
         assert "['w']: found 1 of 4096 numbers changed" in error

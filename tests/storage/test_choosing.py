@@ -22,8 +22,8 @@ from holdfast_contract.exits import ExitCode
 from holdfast_contract.keys import RESTORED_FILE
 from holdfast_contract.manifest import CheckpointRef
 from holdfast_contract.runfolder import RunFolder
-from tests.support.storage_states import QUICK, flip_bit, small_state, store_at
-from tests.support.storage_world import World
+from tests.support.storage.states import QUICK, flip_bit, small_state, store_at
+from tests.support.storage.world import World
 
 LOSSES = {1: 0.5, 2: 0.1, 3: float("nan"), 4: 0.3}
 SKIPPING = dataclasses.replace(QUICK, poison_after=3)
@@ -174,7 +174,7 @@ def test_a_session_goes_back_to_the_best_or_to_a_step(tmp_path: Path) -> None:
     assert train(6) == (6, [5.0, 5.0])
 
 
-TASKS = "tests.support.storage_tasks"
+TASKS = "tests.support.storage.tasks"
 
 
 @pytest.fixture(scope="module")

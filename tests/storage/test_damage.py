@@ -17,8 +17,8 @@ from holdfast_contract.exits import ExitCode
 from holdfast_contract.keys import MANIFEST_FILE
 from holdfast_contract.manifest import CheckpointRef, Rejection, from_bytes, to_bytes
 from holdfast_contract.runfolder import RunFolder
-from tests.support.damage import DAMAGE
-from tests.support.storage_states import bits, flip_bit, small_state, store_at
+from tests.support.storage.damage import DAMAGE
+from tests.support.storage.states import bits, flip_bit, small_state, store_at
 
 
 @pytest.fixture(scope="module")

@@ -9,7 +9,6 @@ import shutil
 import signal
 import subprocess
 import threading
-from collections.abc import Iterator
 from pathlib import Path
 
 import jax
@@ -26,15 +25,12 @@ from holdfast_contract.exits import ExitCode
 from holdfast_contract.keys import PARTIAL_FILE
 from holdfast_contract.manifest import Owner
 from holdfast_contract.runfolder import RunFolder
-from tests.support.storage_states import QUICK, bits, small_state, store_at
+from tests.support.storage.states import QUICK, bits, small_state, store_at
 
 IS_ROOT = os.geteuid() == 0
 
 
-@pytest.fixture(autouse=True)
-def _no_hook_left() -> Iterator[None]:
-    yield
-    fs.set_fault_hook(None)
+pytestmark = pytest.mark.usefixtures("no_fault_left")
 
 
 def _require_untouched_and_going_on(store: Store, root: Path) -> None:

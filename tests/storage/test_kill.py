@@ -1,7 +1,7 @@
 """SIGKILL at every operation on storage: what was committed stays, and a half-written save is never seen.
 
 A kill loses nothing that a system call has written, so these tests do not speak of power loss; what stands against
-that is the order of fsyncs, asserted in test_order.
+that is the order of fsyncs, asserted by the last test here.
 """
 
 from __future__ import annotations
@@ -16,8 +16,8 @@ import pytest
 from holdfast.store import UNPINNED, Request
 from holdfast_contract.keys import MANIFEST_FILE, PARTIAL_FILE, TRASH_PREFIX
 from holdfast_contract.runfolder import RunFolder
-from tests.support.storage_killer import Killer
-from tests.support.storage_states import bits, small_state, store_at
+from tests.support.storage.killer import Killer
+from tests.support.storage.states import bits, small_state, store_at
 
 _RANDOM_NAME = re.compile(r"[0-9a-f]{32}|[0-9]+-[0-9]+$")
 

@@ -20,7 +20,7 @@ from holdfast.catalog.listing import one_place
 from holdfast.store import Request
 from holdfast_contract.keys import MANIFEST_FILE
 from holdfast_contract.runfolder import Found, RunFolder
-from tests.support.storage_states import bits, flip_bit, store_at
+from tests.support.storage.states import bits, flip_bit, store_at
 
 
 @flax.struct.dataclass

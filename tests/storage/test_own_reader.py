@@ -32,11 +32,11 @@ from holdfast.store.read.candidates import NEWEST, Candidates
 from holdfast_contract import manifest, runfolder
 from holdfast_contract.keys import MANIFEST_FILE
 from holdfast_contract.runfolder import Found, RunFolder
-from tests.support import reader_tasks, reshard_tasks
-from tests.support.reader_tasks import placements, reading, restored
-from tests.support.reshard_tasks import Layout
-from tests.support.storage_states import QUICK, bits, state_of, store_at
-from tests.support.storage_world import World
+from tests.support.storage import reader_tasks, reshard_tasks
+from tests.support.storage.reader_tasks import placements, reading, restored
+from tests.support.storage.reshard_tasks import Layout
+from tests.support.storage.states import QUICK, bits, state_of, store_at
+from tests.support.storage.world import World
 
 DTYPES = ["bool", "int8", "uint8", "int16", "uint32", "float16", "bfloat16", "float32", "complex64", "float8_e4m3fn"]
 LAYOUTS: list[Layout] = [((4, 1), ("a", None)), ((2, 2), ("b", "a")), ((1, 4), (None, "b")), ((4, 1), (None, None))]
@@ -179,19 +179,19 @@ def test_arrays_are_as_they_were_asked_for(root: Path) -> None:
 def test_one_process_fills_another_layout(world: World, root: Path) -> None:
     for number, layout in enumerate(LAYOUTS):
         folder = root.with_name(f"layout-{number}")
-        world.call("tests.support.reshard_tasks:save_laid_out", folder, 1, layout)
+        world.call("tests.support.storage.reshard_tasks:save_laid_out", folder, 1, layout)
         for attempt, other in enumerate((LAYOUTS * 2)[number : number + 2], start=1):
-            task = "tests.support.reader_tasks:both_ways"
+            task = "tests.support.storage.reader_tasks:both_ways"
             assert world.call(task, folder, 2 * attempt, other) == [(True, True)] * 2, (layout, other)
 
 
 def test_two_processes_read_the_mixed_state_alike(world: World, root: Path) -> None:
-    world.call("tests.support.storage_tasks:save_steps", root, 1, [3])
-    assert world.call("tests.support.reader_tasks:both_ways", root, 2, None) == [(True, True)] * 2
+    world.call("tests.support.storage.tasks:save_steps", root, 1, [3])
+    assert world.call("tests.support.storage.reader_tasks:both_ways", root, 2, None) == [(True, True)] * 2
 
 
 def test_what_two_processes_wrote_is_read_by_one(world: World, root: Path) -> None:
-    world.call("tests.support.reshard_tasks:save_laid_out", root, 1, LAYOUTS[1])
+    world.call("tests.support.storage.reshard_tasks:save_laid_out", root, 1, LAYOUTS[1])
     with reading(by_orbax=False) as readers:
         assert reshard_tasks.restore_laid_out(None, root, 2, ALONE) == (True, True)
     assert readers == ["holdfast"]
@@ -199,7 +199,7 @@ def test_what_two_processes_wrote_is_read_by_one(world: World, root: Path) -> No
 
 @pytest.mark.parametrize("layout", LAYOUTS)
 def test_donating_what_was_restored_is_safe(world: World, root: Path, layout: Layout) -> None:
-    assert world.call("tests.support.reader_tasks:donate_after_restore", root, 1, layout) == [True, True]
+    assert world.call("tests.support.storage.reader_tasks:donate_after_restore", root, 1, layout) == [True, True]
     assert reader_tasks.donate_after_restore(None, root.with_name("alone"), 1, ALONE)
 
 

@@ -6,9 +6,10 @@ from pathlib import Path
 
 import pytest
 
+import holdfast
 from holdfast import errors
 from holdfast.distributed.coordination import LocalCoordination
-from holdfast.policies.retention import Best, EverySteps, Latest
+from holdfast.policies.keep_rules import KeepLatest
 from holdfast.store import UNPINNED, Store
 from holdfast.store.format import fs
 from holdfast.store.store import Request
@@ -16,7 +17,7 @@ from holdfast_contract.exits import ExitCode
 from holdfast_contract.keys import OWNER_FILE
 from holdfast_contract.manifest import CheckpointRef, Owner
 from holdfast_contract.runfolder import OwnerRecordError, RunFolder
-from tests.support.storage_states import QUICK, bits, small_state, store_at
+from tests.support.storage.states import QUICK, bits, small_state, store_at
 
 
 def _claimed(root: Path, uid: str, attempt: int, *, take_over: bool = False) -> Store:
@@ -126,7 +127,7 @@ def test_a_save_that_is_sealed_while_leftovers_are_swept_is_put_back(root: Path)
 
 
 def test_a_stale_writer_deletes_nothing(root: Path) -> None:
-    old = store_at(root, 1, retention=Latest(1))
+    old = store_at(root, 1, retention=KeepLatest(1))
     for step in (1, 2):
         old.save(step, small_state(step)).result(30)
     new = store_at(root, 2)
@@ -149,7 +150,7 @@ def test_an_owner_record_that_cannot_be_read_stops_everyone(root: Path, content:
 
 def test_retention_keeps_what_it_must_and_nothing_else(root: Path) -> None:
     losses = {1: 0.1, 2: 5.0, 3: 4.0, 4: float("nan"), 5: 3.0, 6: 9.0, 7: float("inf")}
-    store = store_at(root, 1, retention=Latest(2) | Best(1) | EverySteps(5))
+    store = store_at(root, 1, retention=holdfast.keep(latest=2, best=1, every_steps=5))
     (root / "1" / "99").mkdir()  # not ours
     for step, loss in losses.items():
         store.save(step, small_state(step), Request(metrics={"loss": loss}, pinned=step == 3)).result(30)
@@ -166,7 +167,7 @@ def test_retention_never_takes_the_restored_one_nor_the_last_two_that_are_whole(
         first.save(step, small_state(step)).result(30)
     first.close()
     pin = RunFolder(root).candidates()[1]
-    second = store_at(root, 2, retention=Latest(1))
+    second = store_at(root, 2, retention=KeepLatest(1))
     assert second.restore(pin, small_state(0)) is not None
     for step in (10, 11, 12):
         second.save(step, small_state(step)).result(30)

@@ -10,8 +10,8 @@ from pathlib import Path
 import pytest
 
 from holdfast_contract.exits import ExitCode
-from tests.support import unprivileged
-from tests.support.unprivileged import in_process_of_nobody, public_folder
+from tests.support.storage import unprivileged
+from tests.support.storage.unprivileged import in_process_of_nobody, public_folder
 
 
 @pytest.fixture

@@ -15,10 +15,10 @@ from holdfast import errors
 from holdfast.state.data import reinstate_elsewhere
 from holdfast.store import UNPINNED
 from holdfast_contract import keys
-from tests.support import reshard_tasks
-from tests.support.reshard_tasks import Layout, laid_out
-from tests.support.storage_states import OWNER, store_at
-from tests.support.storage_world import World
+from tests.support.storage import reshard_tasks
+from tests.support.storage.reshard_tasks import Layout, laid_out
+from tests.support.storage.states import OWNER, store_at
+from tests.support.storage.world import World
 
 ALONE: Layout = ((1, 1), (None, None))
 LAYOUTS: list[Layout] = [
@@ -28,7 +28,10 @@ LAYOUTS: list[Layout] = [
     ((2, 2), (None, ("a", "b"))),  # type: ignore[list-item]
     ((4, 1), (None, None)),
 ]
-SAVE, RESTORE = "tests.support.reshard_tasks:save_laid_out", "tests.support.reshard_tasks:restore_laid_out"
+SAVE, RESTORE = (
+    "tests.support.storage.reshard_tasks:save_laid_out",
+    "tests.support.storage.reshard_tasks:restore_laid_out",
+)
 
 
 def test_layouts_fill_each_other(world: World, root: Path) -> None:

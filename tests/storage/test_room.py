@@ -12,12 +12,12 @@ import numpy as np
 import pytest
 
 from holdfast import errors
-from holdfast.policies.retention import KeepAll, Latest
+from holdfast.policies.keep_rules import KeepEverything, KeepLatest
 from holdfast.store import UNPINNED, Request
 from holdfast.store.format import fs
 from holdfast.store.write import space
 from holdfast_contract.runfolder import RunFolder
-from tests.support.storage_states import small_state, store_at
+from tests.support.storage.states import small_state, store_at
 
 
 def _free(monkeypatch: pytest.MonkeyPatch, run: Path, total: int) -> None:
@@ -32,13 +32,13 @@ def _free(monkeypatch: pytest.MonkeyPatch, run: Path, total: int) -> None:
 def test_what_no_rule_keeps_makes_room(
     root: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
-    store = store_at(root, 1, retention=KeepAll())
+    store = store_at(root, 1, retention=KeepEverything())
     for step in range(1, 6):
         store.save(step, small_state(step)).result(30)
     store.close()
     one = sum(entry.size for entry in RunFolder(root).survey().found[0].manifest.files)
     _free(monkeypatch, root, int(5.8 * one))
-    store = store_at(root, 2, retention=Latest(2))
+    store = store_at(root, 2, retention=KeepLatest(2))
     with caplog.at_level(logging.WARNING, logger="holdfast.store"):
         store.save(6, small_state(6)).result(30)
         store.close()
@@ -50,7 +50,7 @@ def test_what_no_rule_keeps_makes_room(
 def test_a_full_disk_says_what_is_missing_and_keeps_what_must_be_kept(
     root: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
-    store = store_at(root, 1, retention=Latest(1))
+    store = store_at(root, 1, retention=KeepLatest(1))
     for step in (1, 2):
         store.save(step, small_state(step), Request(pinned=step == 1)).result(30)
     _free(monkeypatch, root, 1)
@@ -94,12 +94,12 @@ def test_elapsed_seconds_go_on_over_attempts_without_the_time_between(root: Path
     ended = time.monotonic()
     first_elapsed = elapsed(1, 1)
     assert 0 < first_elapsed <= ended - began
+    resumed = time.monotonic()
     second = store_at(root, 2)
     assert second.restore(UNPINNED, small_state(0)) is not None
-    resumed = time.monotonic()
     second.save(2, small_state(2)).result(30)
     second.close()
-    assert first_elapsed <= elapsed(2, 2) <= first_elapsed + time.monotonic() - resumed + 0.05
+    assert first_elapsed <= elapsed(2, 2) <= first_elapsed + time.monotonic() - resumed
     assert np.isfinite(elapsed(2, 2))
 
 
@@ -113,7 +113,7 @@ def test_a_checkpoint_refused_on_restore_does_not_stand_in_for_a_valid_one(root:
         content = bytearray(data.read_bytes())
         content[-3] ^= 1
         data.write_bytes(content)
-    store = store_at(root, 2, retention=Latest(1))
+    store = store_at(root, 2, retention=KeepLatest(1))
     restored = store.restore(UNPINNED, small_state(0))
     assert restored is not None
     assert (restored.ref.step, len(restored.rejected)) == (1, 2)

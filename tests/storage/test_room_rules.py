@@ -10,11 +10,20 @@ from unittest import mock
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from holdfast.policies.retention import Best, EverySteps, KeepAll, Kept, Latest, Retention, Steps
+import holdfast
+from holdfast.policies.keep_rules import (
+    KeepBest,
+    KeepEverySteps,
+    KeepEverything,
+    KeepLatest,
+    KeepRule,
+    KeepSteps,
+    StoredCheckpoint,
+)
 from holdfast.store import Request
 from holdfast.store.write import space
 from holdfast_contract.runfolder import RunFolder
-from tests.support.storage_states import small_state, store_at
+from tests.support.storage.states import small_state, store_at
 
 SAVE_SECONDS = 30.0
 EARLY_CHECKPOINTS = 3
@@ -22,12 +31,14 @@ LOSSES = [3.0, 1.0, 2.0, float("nan")]
 
 rules = st.recursive(
     st.one_of(
-        st.builds(Latest, st.integers(1, 4)),
-        st.builds(EverySteps, st.integers(1, 3)),
-        st.builds(Steps, st.frozensets(st.integers(1, 4), max_size=2)),
-        st.builds(Best, st.integers(1, 2)),
+        st.builds(KeepLatest, st.integers(1, 4)),
+        st.builds(KeepEverySteps, st.integers(1, 3)),
+        st.builds(KeepSteps, st.frozensets(st.integers(1, 4), max_size=2).map(tuple)),
+        st.builds(KeepBest, st.integers(1, 2)),
     ),
-    lambda inner: st.builds(lambda a, b, both: a & b if both else a | b, inner, inner, st.booleans()),
+    lambda inner: st.builds(
+        lambda a, b, both: holdfast.all_of(a, b) if both else holdfast.any_of(a, b), inner, inner, st.booleans()
+    ),
     max_leaves=3,
 )
 
@@ -57,16 +68,16 @@ def steps_of(root: Path) -> list[int]:
 @settings(max_examples=25, deadline=None)
 @given(rule=rules, count=st.integers(2, 4), free_checkpoints=st.floats(-1, 4), pinned=st.integers(1, 4))
 def test_room_is_made_of_what_no_rule_keeps_and_of_nothing_else(
-    rule: Retention, count: int, free_checkpoints: float, pinned: int
+    rule: KeepRule, count: int, free_checkpoints: float, pinned: int
 ) -> None:
     with tempfile.TemporaryDirectory() as made:
         root = Path(made) / "run"
-        first = store_at(root, 1, retention=KeepAll())
+        first = store_at(root, 1, retention=KeepEverything())
         for step in range(1, count + 1):
             request = Request(metrics={"loss": LOSSES[step - 1]}, pinned=step == pinned)
             first.save(step, small_state(step), request).result(SAVE_SECONDS)
         first.close()
-        there = [Kept(f.ref, f.manifest.metrics, f.manifest.pinned) for f in RunFolder(root).survey().found]
+        there = [StoredCheckpoint(f.ref, f.manifest.metrics, f.manifest.pinned) for f in RunFolder(root).survey().found]
         newest_two = {c.ref.step for c in there if c.ref.step > count - 2}
         must_stay = {ref.step for ref in rule.keeps(there)} | newest_two | {c.ref.step for c in there if c.pinned}
         disk = Disk(root)

@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 import os
 import shutil
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -22,7 +22,7 @@ from holdfast.catalog import diff as comparing
 from holdfast.cli import main
 from holdfast.store.format import fs
 from holdfast_contract.keys import MANIFEST_FILE
-from tests.support.storage_states import bits, flip_bit, store_at
+from tests.support.storage.states import bits, flip_bit, store_at
 
 
 def _state(seed: int) -> dict[str, Any]:
@@ -69,10 +69,7 @@ def root(saved: Path, tmp_path: Path) -> Path:
     return tmp_path / "mine"
 
 
-@pytest.fixture(autouse=True)
-def _no_hook() -> Iterator[None]:
-    yield
-    fs.set_fault_hook(None)
+pytestmark = pytest.mark.usefixtures("no_fault_left")
 
 
 def test_a_sealed_step_is_verified_and_still_restored_by_its_manager(root: Path) -> None:

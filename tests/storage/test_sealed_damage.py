@@ -16,7 +16,7 @@ from orbax.checkpoint import v1 as orbax_v1
 import holdfast
 from holdfast import errors
 from holdfast_contract.keys import MANIFEST_FILE
-from tests.support.damage import DAMAGE
+from tests.support.storage.damage import DAMAGE
 
 STEPS = (1, 2)
 

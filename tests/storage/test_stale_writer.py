@@ -2,24 +2,20 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
 
+import holdfast
 from holdfast import errors
-from holdfast.policies.retention import Best, Latest
+from holdfast.policies.keep_rules import KeepBest
 from holdfast.store import UNPINNED, Request, Store
 from holdfast.store.format import fs
 from holdfast_contract.manifest import CheckpointRef
 from holdfast_contract.runfolder import RunFolder
-from tests.support.storage_states import bits, small_state, store_at
+from tests.support.storage.states import bits, small_state, store_at
 
-
-@pytest.fixture(autouse=True)
-def _no_hook() -> Iterator[None]:
-    yield
-    fs.set_fault_hook(None)
+pytestmark = pytest.mark.usefixtures("no_fault_left")
 
 
 def operations_of_a_save(root: Path) -> int:
@@ -82,7 +78,7 @@ def test_overtaken_at_every_operation(tmp_path: Path) -> None:
 def test_a_metric_that_gets_worse_or_is_no_number_never_costs_the_newest_nor_the_best(
     tmp_path: Path, losses: list[float]
 ) -> None:
-    for rule in (Best(2), Best(1) | Latest(1)):
+    for rule in (KeepBest(2), holdfast.keep(latest=1, best=1)):
         root = tmp_path / str(hash(rule)) / "run"
         root.parent.mkdir()
         store = store_at(root, 1, retention=rule)

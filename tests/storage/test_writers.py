@@ -24,12 +24,13 @@ from holdfast.store import UNPINNED, StoreSettings
 from holdfast.store.write import direct_io
 from holdfast.store.write.arena import PAGE_BYTES, Arena
 from holdfast_contract.runfolder import RunFolder
-from tests.support import storage_world, writer_tasks
-from tests.support.storage_states import bits, store_at
-from tests.support.storage_world import World
-from tests.support.writer_tasks import JAX_DTYPES, NUMPY_DTYPES, SPLITS, Drawn, build
+from tests.support.storage import world as storage_world
+from tests.support.storage import writer_tasks
+from tests.support.storage.states import bits, store_at
+from tests.support.storage.world import World
+from tests.support.storage.writer_tasks import JAX_DTYPES, NUMPY_DTYPES, SPLITS, Drawn, build
 
-TASKS = "tests.support.writer_tasks"
+TASKS = "tests.support.storage.writer_tasks"
 SHAPES = st.lists(st.sampled_from([1, 2, 3, 4, 8]), max_size=3).map(tuple) | st.sampled_from([(0,), (2, 0)])
 DRAWN = (
     st.builds(Drawn, st.just("array"), st.sampled_from(JAX_DTYPES), SHAPES, st.sampled_from(SPLITS))

@@ -280,6 +280,12 @@ def test_sigterm_takes_over_an_unanswered_request_and_its_earlier_deadline() -> 
     assert twice == on_sigterm(state, 30.0, 1.0)
 
 
+def test_what_ignores_sigterm_is_stopped_before_its_grace_ends() -> None:
+    state = on_sigterm(running(last_request_sent=PendingSave("sigterm", 11.5, stop=True)), 2.0, 10.0)
+    assert react(state, LIMITS, 11.74) == ()
+    assert react(state, LIMITS, 11.75) == (Stop("the grace period ends"),)
+
+
 def test_a_request_after_sigterm_is_answered_by_sigterms_save() -> None:
     state = on_sigterm(running(), 30.0, 0.0)
     state = on_directive(state, Directive(Action.RUN, 1, "h:1", save=SaveRequest("late", 10.0)), 1.0)

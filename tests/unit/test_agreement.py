@@ -7,8 +7,9 @@ from dataclasses import dataclass, field
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from holdfast.distributed.agreement import Answer, Ask, Decision, Facts, Gate, Round, decide
+from holdfast.distributed.agreement import Answer, Decision, Facts, Gate, Round, decide
 from holdfast.distributed.coordination import Coordination, LocalCoordination
+from holdfast_contract.sync import SaveRequest
 
 
 class RankView(LocalCoordination):
@@ -29,16 +30,15 @@ class SimulatedRank:
     gate: Gate = field(default_factory=Gate)
     rounds: int = 0
     current: Round | None = None
-    saved: dict[int, tuple[str, ...]] = field(default_factory=dict)
+    saved: list[int] = field(default_factory=list)
     obeyed: list[Decision] = field(default_factory=list)
     in_step: bool = False
 
     def step(self) -> None:
         """The main thread: enter the next step, or commit the one that it is in."""
         if self.in_step:
-            asks = self.gate.take(self.gate.entered)
-            if asks:
-                self.saved[self.gate.entered] = tuple(ask.id for ask in asks)
+            if self.gate.take_due(self.gate.entered):
+                self.saved.append(self.gate.entered)
             self.in_step = False
         elif self.gate.entered < self.last_step:
             self.in_step = self.gate.try_enter(self.gate.entered + 1)
@@ -50,12 +50,12 @@ class SimulatedRank:
             if text is None:
                 return
             self.rounds += 1
-            ask = Ask(f"request-{self.rounds}", float(text))
-            self.current = Round(self.coordination, self.rounds, ask, self.gate)
+            request = SaveRequest(f"request-{self.rounds}", float(text))
+            self.current = Round(self.coordination, self.rounds, request, self.gate)
         decision = self.current.advance(now, lambda: Facts(completed=max(0, self.gate.entered - 1)))
         if decision is not None:
             self.obeyed.append(decision)
-            self.gate.release(self.current.ask, decision)
+            self.gate.release(decision)
             self.current = None
 
 
@@ -107,7 +107,7 @@ def test_ranks_save_the_same_steps_in_every_interleaving(
 )
 def test_a_decision_is_never_behind_a_rank(entered: list[int], forecast: float, left: float | None, stop: bool) -> None:
     facts = [Facts(entered=e, completed=max(0, e - 1), forecast_seconds=forecast) for e in entered]
-    decision = decide(Ask("a", left, stop), facts, left)
+    decision = decide(SaveRequest("a", left, stop), facts, left)
     if decision.answer is Answer.SAVE:
         assert decision.step == max(entered) + 1
         assert left is None or forecast <= left
@@ -121,14 +121,14 @@ def test_a_decision_is_never_behind_a_rank(entered: list[int], forecast: float, 
 
 def test_a_committed_checkpoint_of_the_last_completed_step_is_fresh() -> None:
     facts = [Facts(entered=8, completed=7, newest=7), Facts(entered=8, completed=6, newest=7)]
-    assert decide(Ask("a", 20.0), facts, 20.0) == Decision(Answer.FRESH, 7)
+    assert decide(SaveRequest("a", 20.0), facts, 20.0) == Decision(Answer.FRESH, 7)
 
 
 def test_to_stop_on_a_fresh_checkpoint_it_must_hold_the_last_step_entered() -> None:
     behind = [Facts(entered=8, completed=7, newest=7)]
-    assert decide(Ask("a", 20.0, stop=True), behind, 20.0).answer is Answer.SAVE
+    assert decide(SaveRequest("a", 20.0, stop=True), behind, 20.0).answer is Answer.SAVE
     level = [Facts(entered=8, completed=8, newest=8)]
-    assert decide(Ask("a", 20.0, stop=True), level, 20.0) == Decision(Answer.FRESH, 8, stop_after=8)
+    assert decide(SaveRequest("a", 20.0, stop=True), level, 20.0) == Decision(Answer.FRESH, 8, stop_after=8)
 
 
 def test_a_save_in_flight_answers_when_another_would_come_too_late() -> None:
@@ -136,8 +136,8 @@ def test_a_save_in_flight_answers_when_another_would_come_too_late() -> None:
         Facts(entered=9, completed=8, in_flight=5, in_flight_seconds=2.0, forecast_seconds=9.0),
         Facts(entered=9, completed=8, newest=5, forecast_seconds=9.0),
     ]
-    assert decide(Ask("a", 4.0), facts, 4.0) == Decision(Answer.IN_FLIGHT, 5, forecast_seconds=9.0)
-    assert decide(Ask("a", 1.0), facts, 1.0).answer is Answer.TOO_LATE
+    assert decide(SaveRequest("a", 4.0), facts, 4.0) == Decision(Answer.IN_FLIGHT, 5, forecast_seconds=9.0)
+    assert decide(SaveRequest("a", 1.0), facts, 1.0).answer is Answer.TOO_LATE
 
 
 def test_a_held_gate_lets_no_step_in_and_hands_each_request_out_once() -> None:
@@ -145,8 +145,8 @@ def test_a_held_gate_lets_no_step_in_and_hands_each_request_out_once() -> None:
     assert gate.try_enter(1)
     assert gate.hold() == 1
     assert not gate.try_enter(2)
-    gate.release(Ask("a"), Decision(Answer.SAVE, 2, stop_after=2))
+    gate.release(Decision(Answer.SAVE, 2, stop_after=2))
     assert gate.try_enter(2)
-    assert [ask.id for ask in gate.take(2)] == ["a"]
-    assert gate.take(2) == ()
+    assert gate.take_due(2)
+    assert not gate.take_due(2)
     assert not gate.enter(3)

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import time
 from collections.abc import Coroutine
 from dataclasses import replace
 from typing import Any
@@ -12,6 +11,7 @@ import pytest
 
 from holdfast_contract.sync import PROTOCOL, Action, Directive, Progress, Report, SaveRequest, TrainerPhase
 from holdfast_operator.sync_endpoint.board import NOT_MEMBER, NOT_READY, Board, PodIdentity
+from tests.support import virtual_time
 
 ONE, TWO = PodIdentity("ns", "train-0-1", "u1"), PodIdentity("ns", "train-1-1", "u2")
 REPORT = Report(PROTOCOL, 1, "", TrainerPhase.RUNNING)
@@ -27,7 +27,7 @@ class Clock:
 
 
 def run(scenario: Coroutine[Any, Any, None]) -> None:
-    asyncio.run(scenario)
+    virtual_time.run(scenario)
 
 
 def test_a_changed_meaning_wakes_and_mere_progress_does_not() -> None:
@@ -67,11 +67,11 @@ def test_deadlines_shrink_while_they_wait() -> None:
 
 def test_who_does_not_obey_is_answered_at_once_and_who_does_is_held() -> None:
     async def scenario() -> None:
-        board = Board()
+        board = Board(clock=virtual_time.now)
         board.publish("ns", "train", {ONE: RUN})
-        began = time.monotonic()
+        began = virtual_time.now()
         assert await board.directive(ONE, "train", "", 5.0) == RUN
-        assert time.monotonic() - began < 1
+        assert virtual_time.now() - began < 1
         assert await board.directive(ONE, "train", RUN.tag, 0.05) == RUN
         held = asyncio.create_task(board.directive(ONE, "train", RUN.tag, 5.0))
         await asyncio.sleep(0.01)
@@ -86,7 +86,7 @@ def test_who_does_not_obey_is_answered_at_once_and_who_does_is_held() -> None:
 
 def test_a_removed_member_is_no_member_at_once() -> None:
     async def scenario() -> None:
-        board = Board()
+        board = Board(clock=virtual_time.now)
         board.publish("ns", "train", {ONE: RUN, TWO: RUN})
         held = asyncio.create_task(board.directive(TWO, "train", RUN.tag, 5.0))
         await asyncio.sleep(0.01)
@@ -101,7 +101,7 @@ def test_a_removed_member_is_no_member_at_once() -> None:
 def test_a_pod_younger_than_the_last_decision_is_not_sent_away() -> None:
     async def scenario() -> None:
         woken: list[tuple[str, str]] = []
-        board = Board(lambda *key: woken.append(key))
+        board = Board(lambda *key: woken.append(key), clock=virtual_time.now)
         board.publish("ns", "train", {ONE: RUN})
         board.put_report(TWO, "train", REPORT)
         held = asyncio.create_task(board.directive(TWO, "train", "", 5.0))
@@ -118,7 +118,7 @@ def test_a_pod_younger_than_the_last_decision_is_not_sent_away() -> None:
 
 def test_a_stranger_is_sent_away_by_the_second_decision_without_it() -> None:
     async def scenario() -> None:
-        board = Board()
+        board = Board(clock=virtual_time.now)
         board.publish("ns", "train", {ONE: RUN})
         board.put_report(TWO, "train", REPORT)
         held = asyncio.create_task(board.directive(TWO, "train", "", 5.0))
@@ -132,7 +132,7 @@ def test_a_stranger_is_sent_away_by_the_second_decision_without_it() -> None:
 
 def test_before_the_first_decision_everybody_is_held_and_then_told_to_come_again() -> None:
     async def scenario() -> None:
-        board = Board()
+        board = Board(clock=virtual_time.now)
         board.put_report(ONE, "train", REPORT)
         assert await board.directive(ONE, "train", "", 0.05) is NOT_READY
         held = asyncio.create_task(board.directive(ONE, "train", "", 5.0))
@@ -145,7 +145,7 @@ def test_before_the_first_decision_everybody_is_held_and_then_told_to_come_again
 
 def test_a_closed_board_lets_everybody_go_and_an_opened_one_knows_nothing() -> None:
     async def scenario() -> None:
-        board = Board()
+        board = Board(clock=virtual_time.now)
         board.publish("ns", "train", {ONE: RUN})
         held = asyncio.create_task(board.directive(ONE, "train", RUN.tag, 5.0))
         await asyncio.sleep(0.01)
@@ -160,7 +160,7 @@ def test_a_closed_board_lets_everybody_go_and_an_opened_one_knows_nothing() -> N
 
 def test_a_forgotten_job_has_no_members() -> None:
     async def scenario() -> None:
-        board = Board()
+        board = Board(clock=virtual_time.now)
         board.publish("ns", "train", {ONE: RUN})
         held = asyncio.create_task(board.directive(ONE, "train", RUN.tag, 5.0))
         await asyncio.sleep(0.01)

@@ -10,7 +10,7 @@ from holdfast_contract.api import TrainingJobSpec, TrainingJobStatus
 from holdfast_operator.decide import children
 from holdfast_operator.decide.actions import CreatePod
 from holdfast_operator.decide.facts import JobFact
-from tests.support.manifests import training_job
+from tests.support.cluster.manifests import training_job
 
 CONTROL = children.ControlSettings("https://holdfast.hf.svc:8443", "PEM with $(DOLLAR)", orphan_seconds=33)
 

@@ -9,7 +9,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 import holdfast
-from holdfast.training.config import Arguments, look_around
+from holdfast.training.config import SessionArguments, resolve_config
 from holdfast_agent import trainer_environment
 from holdfast_agent.agent_settings import from_environment
 from holdfast_contract import keys
@@ -17,8 +17,8 @@ from holdfast_contract.api import TrainingJobStatus
 from holdfast_contract.exits import ExitCode
 from holdfast_contract.reasons import Cause
 from holdfast_contract.sync import Directive, FailureHistory
-from holdfast_operator.decide import failures
-from tests.support.decide_world import World, spec
+from holdfast_operator.decide import failure_history
+from tests.support.operator.decide_world import World, spec
 
 AGENT = {
     keys.ENV_CONTROL_URL: "https://h:8443",
@@ -55,7 +55,7 @@ def crash(world: World, code: int = 1) -> None:
 def interval_seconds(directive: Directive) -> float:
     """The interval that a trainer started on this directive keeps, if a save holds its loop for a second."""
     variables = trainer_environment.for_trainer(from_environment(["--", "c"], AGENT), AGENT, directive)
-    where = look_around(Arguments(), variables)
+    where = resolve_config(SessionArguments(), variables)
     assert isinstance(where.every, type(holdfast.adaptive(min_seconds=1, max_seconds=2)))
     return where.every.interval_seconds(1.0, 1.0, where.history)
 
@@ -135,7 +135,7 @@ def test_a_worker_that_was_told_to_end_and_saved_has_not_failed() -> None:
 def test_only_what_was_asked_for_or_saved_in_time_is_no_failure(cause: Cause, lost_steps: int) -> None:
     known = trained().status
     prepared = cause is Cause.USER_REQUEST or (cause in {Cause.PREEMPTION, Cause.EVICTED} and not lost_steps)
-    assert failures.after(known, cause, lost_steps=lost_steps).count == (0 if prepared else 1)
+    assert failure_history.after_end(known, cause, lost_steps=lost_steps).count == (0 if prepared else 1)
 
 
 @settings(max_examples=25, deadline=None)

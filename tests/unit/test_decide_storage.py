@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 from holdfast_contract.exits import ExitCode
 from holdfast_contract.manifest import CheckpointRef
 from holdfast_contract.sync import Action, Inspection
-from tests.support.decide_world import World
+from tests.support.operator.decide_world import World
 
 
 def ref(attempt: int, step: int) -> CheckpointRef:

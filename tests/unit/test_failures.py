@@ -10,8 +10,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 import holdfast
-from holdfast.policies.failures import PRIOR_SECONDS, mean_seconds_between_failures
-from holdfast.policies.saving import Adaptive, Moment, daly_interval_seconds
+from holdfast.policies.failure_rate import PRIOR_SECONDS, mean_seconds_between_failures
+from holdfast.policies.save_adaptive import SaveAdaptively, daly_interval_seconds
+from holdfast.policies.save_rules import DecisionContext
 from holdfast_contract import codec
 from holdfast_contract.sync import FailureHistory
 
@@ -66,7 +67,7 @@ def test_it_is_the_posterior_mean_by_numerical_integration() -> None:
 
 @given(rule=rules, cost=costs, failures=counts, running=seconds, more=st.integers(1, 100), longer=st.floats(1, 1e6))
 def test_the_interval_shrinks_with_failures_grows_without_and_stays_in_its_bounds(
-    rule: Adaptive, cost: tuple[float, float], failures: int, running: float, more: int, longer: float
+    rule: SaveAdaptively, cost: tuple[float, float], failures: int, running: float, more: int, longer: float
 ) -> None:
     interval = rule.interval_seconds(*cost, FailureHistory(failures, running))
     assert rule.min_seconds <= interval <= rule.max_seconds
@@ -77,7 +78,7 @@ def test_the_interval_shrinks_with_failures_grows_without_and_stays_in_its_bound
 
 @given(rule=rules, cost=costs)
 def test_without_observations_the_interval_is_that_of_the_expectation(
-    rule: Adaptive, cost: tuple[float, float]
+    rule: SaveAdaptively, cost: tuple[float, float]
 ) -> None:
     best = max(daly_interval_seconds(cost[0], rule.mean_seconds_between_failures), cost[1], rule.min_seconds)
     assert rule.interval_seconds(*cost) == pytest.approx(min(best, rule.max_seconds))
@@ -86,11 +87,11 @@ def test_without_observations_the_interval_is_that_of_the_expectation(
 
 @given(rule=rules, cost=costs, failures=counts, running=seconds, since=st.floats(0, 20_000))
 def test_a_save_is_due_after_that_interval(
-    rule: Adaptive, cost: tuple[float, float], failures: int, running: float, since: float
+    rule: SaveAdaptively, cost: tuple[float, float], failures: int, running: float, since: float
 ) -> None:
     history = FailureHistory(failures, running)
-    moment = Moment(1, since, cost[0], cost[1], history=history)
-    assert rule.due(moment) == (since >= rule.interval_seconds(*cost, history))
+    context = DecisionContext(1, since, cost[0], cost[1], history=history)
+    assert rule.due(context) == (since >= rule.interval_seconds(*cost, history))
 
 
 @pytest.mark.parametrize(

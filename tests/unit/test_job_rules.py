@@ -12,15 +12,14 @@ from hypothesis import strategies as st
 
 import holdfast
 from holdfast.policies.job_rules import JobRules, every_from, keep_from, rules_from_json
-from holdfast.policies.retention import Kept
-from holdfast.policies.retention import from_spec as rule_from
-from holdfast.policies.saving import Moment, SavePolicy
-from holdfast.training.config import Arguments, look_around
+from holdfast.policies.keep_rules import StoredCheckpoint
+from holdfast.policies.save_rules import DecisionContext, SavePolicy
+from holdfast.training.config import SessionArguments, resolve_config
 from holdfast_contract import keys
 from holdfast_contract.api import CheckpointSpec
 from holdfast_contract.manifest import CheckpointRef
 from holdfast_contract.sync import FailureHistory
-from tests.support.job_policy import policy_of
+from tests.support.operator.job_policy import policy_of
 
 CALM, WILD = {"loss": [1.0] * 32}, {"loss": [1.0] * 31 + [9.0]}
 BOUNDS = {"minSeconds": 10, "baseSeconds": 60, "maxSeconds": 600}
@@ -32,18 +31,18 @@ def every_of(every: dict[str, Any]) -> SavePolicy:
     return rules_from_json(policy_of(every=every), "X").every
 
 
-def kept_of(keep: dict[str, Any], checkpoints: list[Kept]) -> list[int]:
+def kept_of(keep: dict[str, Any], checkpoints: list[StoredCheckpoint]) -> list[int]:
     """The steps that a session of this job keeps."""
-    rule = rule_from(rules_from_json(policy_of(keep=keep), "X").keep.to_spec())
+    rule = rules_from_json(policy_of(keep=keep), "X").keep
     return sorted(ref.step for ref in rule.keeps(checkpoints))
 
 
-def due(step: int = 1, seconds: float = 0.0, **known: Any) -> Moment:
-    return Moment(step, seconds, **known)
+def due(step: int = 1, seconds: float = 0.0, **known: Any) -> DecisionContext:
+    return DecisionContext(step, seconds, **known)
 
 
-# One row per field of a rule for saves: with the field as it is, a save is due at the first moment and not at the second.
-SAVES: dict[str, tuple[dict[str, Any], Moment, Moment]] = {
+# One row per field of a rule for saves: with the field as it is, a save is due in the first context and not at the second.
+SAVES: dict[str, tuple[dict[str, Any], DecisionContext, DecisionContext]] = {
     "seconds": ({"seconds": 30}, due(seconds=30.0), due(seconds=29.0)),
     "steps": ({"steps": 5}, due(10), due(11, 1e9)),
     "atSteps": ({"atSteps": [3, 8]}, due(8), due(9, 1e9)),
@@ -96,7 +95,9 @@ SAVES: dict[str, tuple[dict[str, Any], Moment, Moment]] = {
 }
 NEVER_DUE = {"onlyAtEnd"}
 
-ALL_STEPS = [Kept(CheckpointRef(1, n), {"loss": abs(n - 4.0)}, elapsed_seconds=10.0 * n) for n in range(1, 13)]
+ALL_STEPS = [
+    StoredCheckpoint(CheckpointRef(1, n), {"loss": abs(n - 4.0)}, elapsed_seconds=10.0 * n) for n in range(1, 13)
+]
 # One row per field of what is kept, of twelve checkpoints whose loss is best at 4 and that are 10 seconds apart.
 KEEPS: dict[str, tuple[dict[str, Any], list[int]]] = {
     "": ({}, [10, 11, 12]),
@@ -214,13 +215,13 @@ def test_an_argument_of_the_program_wins_and_that_is_said(caplog: pytest.LogCapt
         keys.ENV_CHECKPOINT_POLICY: policy_of(every={"steps": 5}, keep={"latest": 9}, healthy={"finite": ["loss"]}),
     }
     with caplog.at_level(logging.WARNING):
-        job = look_around(Arguments(), pod)
+        job = resolve_config(SessionArguments(), pod)
     assert not caplog.records
     assert (job.every, job.keep) == (holdfast.every_steps(5), holdfast.keep(latest=9))
     assert job.healthy is not None
     mine = holdfast.finite("norm")
     with caplog.at_level(logging.WARNING):
-        where = look_around(Arguments(every=holdfast.every_steps(7), healthy=mine), pod)
+        where = resolve_config(SessionArguments(every=holdfast.every_steps(7), healthy=mine), pod)
     assert (where.every, where.keep, where.healthy) == (holdfast.every_steps(7), holdfast.keep(latest=9), mine)
     assert "the program's own every, healthy is used" in caplog.text
 
@@ -258,17 +259,17 @@ _keeps = st.one_of(
 )
 
 
-def means_due(spec: dict[str, Any], moment: Moment) -> bool:
+def means_due(spec: dict[str, Any], context: DecisionContext) -> bool:
     if "anyOf" in spec:
-        return any(means_due(inner, moment) for inner in spec["anyOf"])
+        return any(means_due(inner, context) for inner in spec["anyOf"])
     if "allOf" in spec:
-        return all(means_due(inner, moment) for inner in spec["allOf"])
+        return all(means_due(inner, context) for inner in spec["allOf"])
     if "seconds" in spec:
-        return moment.since_last_save_seconds >= spec["seconds"]
-    return moment.step % spec["steps"] == 0 if "steps" in spec else moment.step in spec["atSteps"]
+        return context.since_last_save_seconds >= spec["seconds"]
+    return context.step % spec["steps"] == 0 if "steps" in spec else context.step in spec["atSteps"]
 
 
-def means_kept(spec: dict[str, Any], everything: list[Kept], latest: int = 0) -> set[int]:
+def means_kept(spec: dict[str, Any], everything: list[StoredCheckpoint], latest: int = 0) -> set[int]:
     steps = [c.ref.step for c in everything]
     if "all" in spec:
         return set(steps)
@@ -292,8 +293,8 @@ def means_kept(spec: dict[str, Any], everything: list[Kept], latest: int = 0) ->
 @settings(deadline=None)
 @given(every=_everys, step=st.integers(1, 13), since=st.integers(0, 21))
 def test_a_rule_for_saves_means_what_it_says(every: dict[str, Any], step: int, since: int) -> None:
-    moment = Moment(step, float(since))
-    assert every_of(every).due(moment) == means_due(every, moment) == every_from(every, "X").due(moment)
+    context = DecisionContext(step, float(since))
+    assert every_of(every).due(context) == means_due(every, context) == every_from(every, "X").due(context)
 
 
 @settings(deadline=None)
@@ -301,5 +302,5 @@ def test_a_rule_for_saves_means_what_it_says(every: dict[str, Any], step: int, s
 def test_what_is_kept_is_what_the_job_says(keep: dict[str, Any], count: int) -> None:
     checkpoints = ALL_STEPS[:count]
     assert set(kept_of(keep, checkpoints)) == means_kept(keep, checkpoints, latest=3)
-    rule = rule_from(keep_from(keep, "X").to_spec())
+    rule = keep_from(keep, "X")
     assert {ref.step for ref in rule.keeps(checkpoints)} == means_kept(keep, checkpoints, latest=3)

@@ -14,8 +14,19 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 import holdfast
-from holdfast.policies.retention import AllOf, AnyOf, Best, EverySeconds, EverySteps, KeepAll, Kept, Latest, Steps
-from holdfast.policies.retention import from_spec as rule_from
+from holdfast.policies.keep_rules import (
+    KeepBest,
+    KeepEverySeconds,
+    KeepEverySteps,
+    KeepEverything,
+    KeepLatest,
+    KeepRule,
+    KeepSteps,
+    KeptByAll,
+    KeptByAny,
+    StoredCheckpoint,
+    require_keep_rule,
+)
 from holdfast.store.claim import Claim
 from holdfast.store.sweep import apply_retention
 from holdfast_contract import codec, manifest
@@ -27,12 +38,15 @@ _OWNER = Owner("uid", "", "", 9)
 _refs = st.builds(CheckpointRef, st.integers(1, 3), st.integers(0, 12))
 _elapsed = st.one_of(st.none(), st.floats(0, 500, allow_nan=False))
 _timed = st.lists(
-    st.builds(Kept, _refs, st.just({}), st.just(False), _elapsed), unique_by=lambda c: c.ref, min_size=1, max_size=20
+    st.builds(StoredCheckpoint, _refs, st.just({}), st.just(False), _elapsed),
+    unique_by=lambda c: c.ref,
+    min_size=1,
+    max_size=20,
 )
 
 
 @contextmanager
-def _run_of(checkpoints: list[Kept], broken: set[CheckpointRef]) -> Iterator[Claim]:
+def _run_of(checkpoints: list[StoredCheckpoint], broken: set[CheckpointRef]) -> Iterator[Claim]:
     """A run's folder with the manifests of these, each with one file, which is cut short for ``broken``."""
     with tempfile.TemporaryDirectory() as made:
         folder = RunFolder(Path(made) / "run")
@@ -66,7 +80,7 @@ def _run_of(checkpoints: list[Kept], broken: set[CheckpointRef]) -> Iterator[Cla
 
 _checkpoints = st.lists(
     st.builds(
-        Kept,
+        StoredCheckpoint,
         _refs,
         st.dictionaries(st.just("loss"), st.floats(allow_nan=True, allow_infinity=True)),
         st.booleans(),
@@ -77,15 +91,17 @@ _checkpoints = st.lists(
 )
 _rules = st.recursive(
     st.one_of(
-        st.builds(Latest, st.integers(1, 3)),
-        st.builds(Best, st.integers(1, 3)),
-        st.builds(EverySteps, st.integers(1, 6)),
-        st.builds(EverySeconds, st.floats(1, 200)),
-        st.builds(Steps, st.frozensets(st.integers(0, 12), max_size=3)),
-        st.just(KeepAll()),
+        st.builds(KeepLatest, st.integers(1, 3)),
+        st.builds(KeepBest, st.integers(1, 3)),
+        st.builds(KeepEverySteps, st.integers(1, 6)),
+        st.builds(KeepEverySeconds, st.floats(1, 200)),
+        st.builds(KeepSteps, st.frozensets(st.integers(0, 12), max_size=3).map(tuple)),
+        st.just(KeepEverything()),
     ),
     lambda inner: st.one_of(
-        st.builds(AnyOf, st.tuples(inner, inner)), st.builds(AllOf, st.tuples(inner, inner)), st.just(AnyOf(()))
+        st.builds(KeptByAny, st.tuples(inner, inner)),
+        st.builds(KeptByAll, st.tuples(inner, inner)),
+        st.just(KeptByAny(())),
     ),
     max_leaves=4,
 )
@@ -94,7 +110,7 @@ _rules = st.recursive(
 @settings(max_examples=60, deadline=None)
 @given(_checkpoints, _rules, st.data())
 def test_on_storage_never_the_pin_and_never_fewer_than_two_valid_ones(
-    checkpoints: list[Kept], rule: Any, data: st.DataObject
+    checkpoints: list[StoredCheckpoint], rule: KeepRule, data: st.DataObject
 ) -> None:
     refs = [c.ref for c in checkpoints]
     some = st.sets(st.sampled_from(refs)) if refs else st.just(set())
@@ -113,8 +129,10 @@ def test_on_storage_never_the_pin_and_never_fewer_than_two_valid_ones(
 
 
 @given(_timed, st.floats(1, 200))
-def test_every_interval_of_training_keeps_one_checkpoint_and_only_one(checkpoints: list[Kept], seconds: float) -> None:
-    kept = EverySeconds(seconds).keeps(checkpoints)
+def test_every_interval_of_training_keeps_one_checkpoint_and_only_one(
+    checkpoints: list[StoredCheckpoint], seconds: float
+) -> None:
+    kept = KeepEverySeconds(seconds).keeps(checkpoints)
     known = {c.ref: c.elapsed_seconds for c in checkpoints if c.elapsed_seconds is not None}
     assert kept <= set(known)
     intervals = [math.floor(known[ref] / seconds) for ref in kept]
@@ -123,27 +141,25 @@ def test_every_interval_of_training_keeps_one_checkpoint_and_only_one(checkpoint
 
 @given(_timed, st.floats(1, 200), st.floats(0, 300))
 def test_a_further_checkpoint_of_the_newest_attempt_takes_no_older_one_of_it_away(
-    checkpoints: list[Kept], seconds: float, later: float
+    checkpoints: list[StoredCheckpoint], seconds: float, later: float
 ) -> None:
     newest = max(c.ref for c in checkpoints)
     base = max((c.elapsed_seconds or 0.0) for c in checkpoints)
-    added = Kept(CheckpointRef(newest.attempt, newest.step + 1), elapsed_seconds=base + later)
-    before, after = EverySeconds(seconds).keeps(checkpoints), EverySeconds(seconds).keeps([*checkpoints, added])
+    added = StoredCheckpoint(CheckpointRef(newest.attempt, newest.step + 1), elapsed_seconds=base + later)
+    before, after = KeepEverySeconds(seconds).keeps(checkpoints), KeepEverySeconds(seconds).keeps([*checkpoints, added])
     assert {ref for ref in before if ref.attempt == newest.attempt} <= after
 
 
 def test_values_become_the_rules_they_name() -> None:
-    def rule(value: Any) -> Any:
-        return rule_from(value.to_spec())
-
-    assert rule(holdfast.keep()) == AnyOf((Latest(3),))
-    assert rule(holdfast.keep_all()) == KeepAll()
+    assert holdfast.keep() == KeptByAny((KeepLatest(3),))
+    assert holdfast.keep_all() == KeepEverything()
     every = holdfast.keep(latest=None, best=2, metric="acc", mode="max", every_steps=10, every_seconds=60.0, steps=(7,))
-    assert rule(every) == AnyOf((Best(2, "acc", "max"), EverySteps(10), EverySeconds(60.0), Steps(frozenset({7}))))
+    each = (KeepBest(2, "acc", "max"), KeepEverySteps(10), KeepEverySeconds(60.0), KeepSteps((7,)))
+    assert every == KeptByAny(each)
     newest, tenth = holdfast.keep(latest=20), holdfast.keep(latest=None, every_steps=10)
-    assert rule(holdfast.all_of(newest, tenth)) == AnyOf((AllOf((rule(newest), rule(tenth))),))
+    assert holdfast.all_of(newest, tenth) == KeptByAll((newest, tenth))
     either = holdfast.any_of(holdfast.all_of(newest, tenth), holdfast.keep(latest=2))
-    kept = rule(either).keeps([Kept(CheckpointRef(1, step)) for step in range(40)])
+    kept = either.keeps([StoredCheckpoint(CheckpointRef(1, step)) for step in range(40)])
     assert sorted(ref.step for ref in kept) == [20, 30, 38, 39]
 
 
@@ -163,8 +179,18 @@ def test_rules_of_two_kinds_do_not_combine() -> None:
         ({"every_seconds": math.inf}, "every_seconds: found inf"),
         ({"steps": (-1,)}, "steps: found -1"),
         ({"steps": ("3",)}, "steps: found '3'"),
+        ({"best": -1}, "keep.best: found -1, allowed: a whole number of 0 or more"),
+        ({"metric": ""}, "keep.metric: found '', allowed: the name of a metric given to commit"),
+        ({"mode": "least"}, "keep.mode: found 'least', allowed: 'min' or 'max'"),
     ],
 )
 def test_a_wrong_value_names_the_field(arguments: dict[str, Any], message: str) -> None:
     with pytest.raises(ValueError, match=message):
         holdfast.keep(**arguments)
+
+
+def test_what_is_no_keep_rule_is_refused_by_name() -> None:
+    for rule in (holdfast.keep(), holdfast.keep_all(), holdfast.all_of(holdfast.keep(), holdfast.keep_all())):
+        require_keep_rule("keep", rule)
+    with pytest.raises(TypeError, match=r"keep: found 3, allowed: what keep\(\), keep_all\(\)"):
+        require_keep_rule("keep", 3)

@@ -9,7 +9,7 @@ import pytest
 
 from holdfast_contract import keys
 from holdfast_operator.reconcile import observe
-from tests.support.manifests import training_job, with_value
+from tests.support.cluster.manifests import training_job, with_value
 
 OWNER = {"uid": "job-uid", "controller": True, "kind": keys.KIND, "name": "lm", "apiVersion": keys.API_VERSION}
 

@@ -9,32 +9,43 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 import holdfast
-from holdfast.policies.saving import Moment, Never, daly_interval_seconds, split
+from holdfast.policies.save_adaptive import daly_interval_seconds
+from holdfast.policies.save_rules import DecisionContext, SaveOnlyAtEnd, split_deterministic
 
 
-def at(step: int, seconds: float = 0.0) -> Moment:
-    return Moment(step, seconds)
+def at(step: int, seconds: float = 0.0) -> DecisionContext:
+    return DecisionContext(step, seconds)
 
 
 def test_every_steps_is_a_function_of_the_step_alone() -> None:
     policy = holdfast.every_steps(10)
     assert [step for step in range(1, 41) if policy.due(at(step))] == [10, 20, 30, 40]
-    assert split(policy) == (policy, Never())
+    assert split_deterministic(policy) == (policy, SaveOnlyAtEnd())
 
 
-def test_any_of_keeps_rules_over_steps_exact() -> None:
+def test_any_of_keeps_rules_over_steps_deterministic() -> None:
     steps, seconds = holdfast.every_steps(10), holdfast.every_seconds(60)
-    exact, agreed = split(holdfast.any_of(steps, seconds))
-    assert exact.due(at(10))
-    assert not exact.due(at(11, 61.0))
+    alone, agreed = split_deterministic(holdfast.any_of(steps, seconds))
+    assert alone.due(at(10))
+    assert not alone.due(at(11, 61.0))
     assert agreed.due(at(11, 61.0))
     assert not agreed.due(at(10))
 
 
+def test_a_combination_of_rules_over_steps_is_decided_by_every_rank_alone() -> None:
+    both = holdfast.all_of(holdfast.any_of(holdfast.every_steps(10), holdfast.at_steps(3)), holdfast.every_steps(2))
+    assert split_deterministic(both) == (both, SaveOnlyAtEnd())
+    assert [step for step in range(1, 31) if both.due(at(step))] == [10, 20, 30]
+    timed = holdfast.all_of(
+        holdfast.any_of(holdfast.every_steps(10), holdfast.every_seconds(60)), holdfast.every_steps(2)
+    )
+    assert split_deterministic(timed) == (SaveOnlyAtEnd(), timed)
+
+
 def test_all_of_with_a_clock_is_agreed_on_as_a_whole() -> None:
     both = holdfast.all_of(holdfast.every_steps(10), holdfast.every_seconds(60))
-    exact, agreed = split(both)
-    assert exact == Never()
+    alone, agreed = split_deterministic(both)
+    assert alone == SaveOnlyAtEnd()
     assert agreed.due(at(20, 60.0))
     assert not agreed.due(at(21, 60.0))
     assert not agreed.due(at(20, 59.0))

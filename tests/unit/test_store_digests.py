@@ -10,6 +10,7 @@ from hypothesis import strategies as st
 
 from holdfast.store.format import digests, fs
 from holdfast_contract.manifest import FileEntry
+from tests.support.virtual_time import Clock
 
 _entries = st.lists(
     st.builds(
@@ -97,7 +98,8 @@ def test_any_single_bit_flip_changes_the_digest(data: bytes, draw: st.DataObject
         path.unlink()
 
 
-def test_a_transient_error_is_retried_and_another_is_not() -> None:
+def test_a_transient_error_is_retried_and_another_is_not(monkeypatch: pytest.MonkeyPatch) -> None:
+    Clock().install(monkeypatch)
     left = [errno.EIO, errno.ESTALE]
 
     def flaky() -> str:

@@ -10,10 +10,11 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 import holdfast
-from holdfast.policies.health import with_verdict
-from holdfast.policies.retention import Best, Kept
-from holdfast.policies.saving import Moment, SavePolicy, split
-from holdfast.policies.triggers import watched_metrics
+from holdfast.policies.checkpoint_health import with_verdict
+from holdfast.policies.keep_rules import KeepBest, StoredCheckpoint
+from holdfast.policies.metric_values import as_finite_floats
+from holdfast.policies.save_rules import DecisionContext, SavePolicy, split_deterministic
+from holdfast.policies.save_when_unstable import watched_metrics
 from holdfast.store.write.manifests import finite_metrics
 from holdfast.training.progress import Steps
 from holdfast.training.schedule import Schedule
@@ -28,13 +29,13 @@ def values_of(numbers: list[int]) -> list[float]:
 
 
 @given(steps=st.sets(st.integers(1, 10**6), min_size=1), step=st.integers(1, 10**6))
-def test_at_steps_is_exact(steps: set[int], step: int) -> None:
+def test_at_steps_is_deterministic(steps: set[int], step: int) -> None:
     rule = holdfast.at_steps(*steps)
-    assert rule.due(Moment(step, 0.0)) == (step in steps)
-    assert rule.due(Moment(min(steps), 0.0))
-    exact, agreed = split(holdfast.any_of(rule, RULE))
-    assert exact.due(Moment(min(steps), 0.0))
-    assert not agreed.due(Moment(min(steps), 0.0))
+    assert rule.due(DecisionContext(step, 0.0)) == (step in steps)
+    assert rule.due(DecisionContext(min(steps), 0.0))
+    alone, agreed = split_deterministic(holdfast.any_of(rule, RULE))
+    assert alone.due(DecisionContext(min(steps), 0.0))
+    assert not agreed.due(DecisionContext(min(steps), 0.0))
 
 
 @given(numbers=NOISE, scale=st.integers(0, 20), shift=st.integers(-8, 8))
@@ -67,13 +68,14 @@ def test_too_few_values_mean_the_base_interval_and_a_spike_the_shortest() -> Non
     assert RULE.interval_seconds([*steady, 2.06]) == 60
     assert RULE.interval_seconds([*steady, 2.4]) == 10
     assert RULE.interval_seconds([*steady, 2.4, *steady[:4]]) == 600
+    assert RULE.interval_seconds([math.nan] * 12 + steady[:4]) == 10, "there is nothing finite to compare with"
 
 
 @given(numbers=NOISE, before=st.floats(0, 700), more=st.floats(0, 700))
 def test_a_save_that_is_due_stays_due(numbers: list[int], before: float, more: float) -> None:
     recent = {"loss": values_of(numbers)}
-    if RULE.due(Moment(9, before, recent=recent)):
-        assert RULE.due(Moment(9, before + more, recent=recent))
+    if RULE.due(DecisionContext(9, before, recent=recent)):
+        assert RULE.due(DecisionContext(9, before + more, recent=recent))
 
 
 @given(
@@ -90,13 +92,13 @@ def test_what_a_rank_decides_alone_depends_on_the_step_alone(
     rules: list[SavePolicy], every: bool, step: int, seconds: float, values: list[int]
 ) -> None:
     policy = holdfast.all_of(*rules) if every else holdfast.any_of(*rules)
-    moment = Moment(step, seconds, recent={"loss": values_of(values)})
+    context = DecisionContext(step, seconds, recent={"loss": values_of(values)})
     leader, other = Schedule(policy, 0), Schedule(policy, 1)
-    assert leader.due(moment) == other.due(moment) == other.due(Moment(step, 0.0))
-    assert other.ask(moment) is None
+    assert leader.due(context) == other.due(context) == other.due(DecisionContext(step, 0.0))
+    assert other.ask(context) is None
     combined = all if every else any
-    wanted = combined(rule.due(moment) for rule in rules)
-    assert (leader.due(moment) or leader.ask(moment) is not None) == wanted
+    expected = combined(rule.due(context) for rule in rules)
+    assert (leader.due(context) or leader.ask(context) is not None) == expected
 
 
 def test_watched_metrics_are_those_of_any_depth_and_only_of_completed_steps() -> None:
@@ -129,6 +131,8 @@ def test_wrong_bounds_are_refused_by_name(changes: dict[str, Any], named: str) -
     assert named in str(caught.value)
     with pytest.raises(ValueError, match="at_steps: found 0, allowed: a whole number of 1 or more"):
         holdfast.at_steps(5, 0)
+    with pytest.raises(ValueError, match="at_steps: found no step, allowed: one or more"):
+        holdfast.at_steps()
 
 
 def test_a_verdict_is_stored_and_an_unhealthy_state_is_never_the_best() -> None:
@@ -140,9 +144,9 @@ def test_a_verdict_is_stored_and_an_unhealthy_state_is_never_the_best() -> None:
     assert stored({"loss": 0.1}) == {"loss": 0.1, "healthy": 0.0}
     assert with_verdict({"loss": 1.0}, None) == {"loss": 1.0}
     all_metrics = [{"loss": 1.0, "norm": 3.0}, {"loss": 0.5, "norm": math.nan}, {"loss": 2.0, "norm": 1.0}]
-    kept = [Kept(CheckpointRef(1, step), stored(metrics)) for step, metrics in enumerate(all_metrics)]
-    assert Best(1).keeps(kept) == {CheckpointRef(1, 0)}
-    assert Best(5).keeps(kept) == {CheckpointRef(1, 0), CheckpointRef(1, 2)}
+    kept = [StoredCheckpoint(CheckpointRef(1, step), stored(metrics)) for step, metrics in enumerate(all_metrics)]
+    assert KeepBest(1).keeps(kept) == {CheckpointRef(1, 0)}
+    assert KeepBest(5).keeps(kept) == {CheckpointRef(1, 0), CheckpointRef(1, 2)}
     with pytest.raises(ValueError, match="metrics: found 'healthy', allowed: any other name"):
         with_verdict({"healthy": 1.0}, holdfast.finite())
 
@@ -150,3 +154,9 @@ def test_a_verdict_is_stored_and_an_unhealthy_state_is_never_the_best() -> None:
 def test_a_predicate_that_fails_costs_the_health_and_not_the_checkpoint() -> None:
     metrics = with_verdict({"loss": 1.0}, lambda metrics: metrics["missing"] > 0)
     assert finite_metrics(metrics) == {"loss": 1.0, "healthy": 0.0}
+
+
+def test_metrics_are_single_numbers_and_messages_carry_the_finite_ones() -> None:
+    assert as_finite_floats({"loss": 2, "norm": math.inf, "accuracy": math.nan}) == {"loss": 2.0}
+    with pytest.raises(TypeError, match=r"metrics\['loss'\]: found list .*, allowed: one number"):
+        as_finite_floats({"loss": [1.0, 2.0]})

@@ -19,7 +19,7 @@
     │   ├── ForeignRun                  86  owner, recorded
     │   └── Superseded                  83  attempt, found
     └── PeerLost                        87  waiting_for, limit_seconds, missing
-        ├── PeerLeft                    87  another rank said that it ends
+        ├── PeerLeft                    87  another rank reports that it ends
         ├── CoordinationLost            87  the coordination service is gone
         └── WrongWorld                  87  expected, found: the coordinator serves another job
 
@@ -53,8 +53,8 @@ class StorageError(HoldfastError):
 
     def __init__(self, message: str, *, path: Path, errno: int = 0) -> None:
         self.path, self.errno = path, errno
-        said = f" ({os.strerror(errno)})" if errno else ""
-        super().__init__(f"{path}: {message}{said}")
+        detail = f" ({os.strerror(errno)})" if errno else ""
+        super().__init__(f"{path}: {message}{detail}")
 
 
 class StorageUnusable(StorageError):
@@ -190,10 +190,10 @@ class PeerLost(HoldfastError):
 
 
 class PeerLeft(PeerLost):
-    """Another rank said that it ends."""
+    """Another rank reports that it ends."""
 
-    def __init__(self, words: str) -> None:
-        HoldfastError.__init__(self, words)
+    def __init__(self, message: str) -> None:
+        HoldfastError.__init__(self, message)
         self.waiting_for, self.limit_seconds, self.missing = "another process", 0.0, ()
 
 

@@ -5,6 +5,7 @@ All instants are seconds on this process's monotonic clock.
 
 from __future__ import annotations
 
+import math
 from dataclasses import dataclass, field, replace
 from typing import Final
 
@@ -20,7 +21,10 @@ _EARLIER_SECONDS: Final = 0.25
 
 @dataclass(frozen=True)
 class PendingSave:
-    """A save that the trainer is asked for. ``stop``: training ends once the request is answered."""
+    """A save that the trainer is asked for. ``stop``: training ends once the request is answered.
+
+    ``deadline`` is infinite if there is no hurry.
+    """
 
     id: str
     deadline: float
@@ -28,7 +32,8 @@ class PendingSave:
 
     def request(self, now: float) -> SaveRequest:
         """The message that the trainer receives at ``now``."""
-        return SaveRequest(self.id, max(0.0, self.deadline - now), self.stop)
+        left = max(0.0, self.deadline - now)
+        return SaveRequest(self.id, left if math.isfinite(left) else None, self.stop)
 
 
 @dataclass(frozen=True)
@@ -135,7 +140,8 @@ def _merged(old: PendingSave | None, request: SaveRequest | None, now: float) ->
     """The request as it stands now. A repeated one keeps its deadline, unless the new one is clearly earlier."""
     if request is None:
         return None
-    new = PendingSave(request.id, now + request.seconds_left, request.stop)
+    left = math.inf if request.seconds_left is None else request.seconds_left
+    new = PendingSave(request.id, now + left, request.stop)
     if old is None or old.id != new.id:
         return new
     earlier = new.deadline < old.deadline - _EARLIER_SECONDS

@@ -132,13 +132,14 @@ class Action(enum.StrEnum):
 
 @dataclass(frozen=True)
 class SaveRequest:
-    """Save within ``seconds_left``. ``stop``: training ends once the request is answered.
+    """Save within ``seconds_left``; None: no hurry. ``stop``: training ends once the request is answered.
 
-    Written by the operator, passed on by the agent, read by the library. The agent makes its own on SIGTERM.
+    The operator writes it into a directive, the agent passes it to its trainer, and the ranks agree on it. The agent makes
+    a request of its own on SIGTERM, and the library for SIGTERM, for the program and for the save policy.
     """
 
     id: str
-    seconds_left: float
+    seconds_left: float | None = None
     stop: bool = False
 
 

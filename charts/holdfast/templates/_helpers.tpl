@@ -12,7 +12,7 @@
 {{- end }}
 {{- end }}
 
-{{/* Cluster-scoped objects of two releases in two namespaces must not meet. */}}
+{{/* Cluster-scoped objects of two releases in two namespaces must not have the same name. */}}
 {{- define "holdfast.clusterName" -}}
 {{- printf "%s-%s" .Release.Namespace (include "holdfast.fullname" .) }}
 {{- end }}
@@ -34,7 +34,7 @@ helm.sh/chart: {{ printf "%s-%s" .Chart.Name .Chart.Version | replace "+" "_" }}
 {{- if .Values.serviceAccount.create }}
 {{- .Values.serviceAccount.name | default (include "holdfast.fullname" .) }}
 {{- else }}
-{{- required "serviceAccount.name: found nothing, allowed: the name of an account, as serviceAccount.create is false" .Values.serviceAccount.name }}
+{{- required "`serviceAccount.name` is required but not set: serviceAccount.create is false" .Values.serviceAccount.name }}
 {{- end }}
 {{- end }}
 
@@ -50,16 +50,16 @@ helm.sh/chart: {{ printf "%s-%s" .Chart.Name .Chart.Version | replace "+" "_" }}
 {{- .Values.tls.existingSecret | default (printf "%s-tls" (include "holdfast.fullname" .)) }}
 {{- end }}
 
-{{/* The name that the leaf certificate is for, and that agents connect to. */}}
+{{/* The host name to which agents connect. The leaf certificate is issued for it. */}}
 {{- define "holdfast.serviceHost" -}}
 {{- printf "%s.%s.svc" (include "holdfast.fullname" .) .Release.Namespace }}
 {{- end }}
 
-{{/* What the operator may do with namespaced objects of users. */}}
+{{/* The operator's permissions on namespaced objects of users. */}}
 {{- define "holdfast.namespacedRules" -}}
 - apiGroups: [holdfast.dev]
   resources: [trainingjobs]
-  # patch: the finalizer. delete: jobs whose time to live is over.
+  # patch: to set the finalizer. delete: to remove jobs whose time to live is over.
   verbs: [get, list, watch, patch, delete]
 - apiGroups: [holdfast.dev]
   resources: [trainingjobs/status]
@@ -69,7 +69,7 @@ helm.sh/chart: {{ printf "%s-%s" .Chart.Name .Chart.Version | replace "+" "_" }}
   verbs: [get, list, watch, create, delete]
 - apiGroups: [events.k8s.io]
   resources: [events]
-  # patch: how often the same words were repeated.
+  # patch: to count repetitions of an Event.
   verbs: [create, patch]
 {{- if .Values.rbac.ownerReferencesPermissionEnforcement }}
 - apiGroups: [holdfast.dev]

@@ -1,1 +1,1 @@
-"""A Kubernetes node whose pods are process groups of this machine."""
+"""A Kubernetes node that runs the containers of its pods as processes of this machine."""

@@ -1,4 +1,4 @@
-"""`python -m localkube.node`: be one node of a cluster until SIGTERM."""
+"""`python -m localkube.node`: run one node of a cluster until SIGTERM."""
 
 import argparse
 import asyncio
@@ -12,10 +12,11 @@ import signal
 import sys
 from pathlib import Path
 
-from localkube.node.api import ApiError, Json
+from localkube.node.api import ApiError
 from localkube.node.containers import StartFailed
 from localkube.node.images import Images
-from localkube.node.program import NodeProgram, Settings
+from localkube.node.objects import Json
+from localkube.node.program import NodeProgram, NodeSettings
 
 EFFECTS = ("NoSchedule", "PreferNoSchedule", "NoExecute")
 PR_SET_PDEATHSIG = 1
@@ -55,30 +56,48 @@ def parser() -> argparse.ArgumentParser:
     this.add_argument("--taint", type=taint, action="append", default=[], metavar="KEY=VALUE:EFFECT")
     this.add_argument("--capacity", type=pair, action="append", default=[], metavar="RESOURCE=QUANTITY")
     this.add_argument("--state-dir", type=Path, help="folder for pods' files (default: a temporary one)")
-    this.add_argument("--venv", type=Path, default=Path(sys.prefix), help="environment behind images holdfast/*")
-    this.add_argument("--image", type=pair, action="append", default=[], metavar="NAME=FOLDER")
-    this.add_argument("--entrypoint", type=pair, action="append", default=[], metavar="NAME=COMMAND")
+    this.add_argument("--image", type=pair, action="append", default=[], metavar="PATTERN=FOLDER",
+                      help="the environment (FOLDER/bin) of images with this name; '*' matches anything")  # fmt: skip
+    this.add_argument("--entrypoint", type=pair, action="append", default=[], metavar="NAME=COMMAND",
+                      help="what a container of this image runs if it names no command")  # fmt: skip
     this.add_argument("--isolation", choices=("namespaces", "process"), default="namespaces")
-    this.add_argument("--lease-seconds", type=int, default=8, help="the Lease is renewed four times in this time")
-    this.add_argument("--backoff-seconds", type=float, default=10.0, help="wait before a second restart, then doubled")
-    this.add_argument("--refresh-seconds", type=float, default=10.0, help="how often volumes follow their sources")
-    this.add_argument("--stop-seconds", type=float, default=5.0, help="grace of pods when the node is stopped")
-    this.add_argument("--service-address", type=host_port, metavar="HOST:PORT", help="pods' way to the API server")
-    this.add_argument("--ready-file", type=Path, help="touched once the node is registered")
+    this.add_argument(
+        "--lease-seconds",
+        type=int,
+        default=8,
+        help="how long the Lease is valid; it is renewed four times in this time",
+    )
+    this.add_argument(
+        "--backoff-seconds",
+        type=float,
+        default=10.0,
+        help="wait before a container's second restart; doubles each time",
+    )
+    this.add_argument(
+        "--refresh-seconds", type=float, default=10.0, help="how often volumes are updated from their sources"
+    )
+    this.add_argument("--stop-seconds", type=float, default=5.0, help="grace of the pods when the node stops")
+    this.add_argument(
+        "--service-address",
+        type=host_port,
+        metavar="HOST:PORT",
+        help="where pods reach the API server (default: where the node does)",
+    )
+    this.add_argument("--ready-file", type=Path, help="a file to create once the node is registered")
     this.add_argument("--delete-node-on-exit", action="store_true")
-    this.add_argument("--die-with-parent", action="store_true", help="SIGTERM when the starting process dies (Linux)")
+    this.add_argument("--die-with-parent", action="store_true", help="stop when the parent process dies (Linux)")
     return this
 
 
-def settings(arguments: argparse.Namespace) -> Settings:
+def settings(arguments: argparse.Namespace) -> NodeSettings:
     """The settings of a node from its command line."""
     host_path = os.environ.get("PATH", os.defpath)
     folders = {name: Path(folder).absolute() for name, folder in arguments.image}
     entrypoints = {name: shlex.split(command) for name, command in arguments.entrypoint}
-    return Settings(
+    return NodeSettings(
         kubeconfig=arguments.kubeconfig,
         name=arguments.name,
-        images=Images(arguments.venv.absolute(), host_path, folders, entrypoints),
+        images=Images(host_path, folders, entrypoints),
         labels=dict(arguments.label),
         taints=arguments.taint,
         capacity=dict(arguments.capacity),
@@ -102,7 +121,7 @@ async def serve(arguments: argparse.Namespace) -> None:
 
 
 def main() -> int:
-    """Exit code 0 after a clean stop, 1 if the node could not be."""
+    """Run the node. The exit code is 0 after a clean stop, 1 if the node could not start."""
     arguments = parser().parse_args()
     logging.basicConfig(level=logging.INFO, format="%(asctime)s %(levelname)s %(message)s", stream=sys.stderr)
     if arguments.die_with_parent:

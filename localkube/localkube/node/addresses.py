@@ -1,7 +1,7 @@
 """Loopback addresses for nodes, pods and Services, unique on this machine.
 
-Each address is claimed by an abstract Unix socket of its name: the kernel keeps two processes from holding the same
-one, frees it when its holder dies, and leaves no file behind. Its scope is the network namespace, as the addresses' is.
+A process claims an address with an abstract Unix socket of that name. The kernel allows one holder at a time, frees the
+name when the holder dies, and needs no file. Like the addresses, the names are those of one network namespace.
 """
 
 import random
@@ -13,15 +13,15 @@ FIRST, LAST = 0x7F40_0000, 0x7FBF_FFFF  # 127.64.0.0 to 127.191.255.255: away fr
 TRIES = 1000
 
 
-class Claim:
-    """One claimed address, free again after `release` or the end of the process."""
+class AddressClaim:
+    """A claimed address. `release` frees it, and so does the end of the process."""
 
     def __init__(self, address: str, lock: socket.socket) -> None:
         self.address = address
         self._lock = lock
 
     def release(self) -> None:
-        """Give the address back."""
+        """Free the address."""
         self._lock.close()
 
     def __enter__(self) -> Self:
@@ -33,8 +33,8 @@ class Claim:
         self.release()
 
 
-def claim() -> Claim:
-    """Claim a free address. Raises OSError if none is found."""
+def claim() -> AddressClaim:
+    """Claim a free address. Raises OSError if it finds none."""
     for _ in range(TRIES):
         number = random.randint(FIRST, LAST)
         if number & 0xFF in (0, 255):
@@ -46,5 +46,5 @@ def claim() -> Claim:
         except OSError:
             lock.close()
             continue
-        return Claim(address, lock)
+        return AddressClaim(address, lock)
     raise OSError(f"no free loopback address after {TRIES} tries")

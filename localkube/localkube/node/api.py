@@ -1,4 +1,8 @@
-"""A thin asynchronous client of the Kubernetes API: five verbs, one token request, and list-then-watch."""
+"""A thin asynchronous client of the Kubernetes API: one request, and list-then-watch, for objects as JSON.
+
+The node uses the kubernetes library neither for requests nor for its kubeconfig. With it, each node would need 0.9 s of
+processor time to start instead of 0.4 s, and 20 MiB more memory, and each object would become a model and JSON again.
+"""
 
 import asyncio
 import base64
@@ -9,13 +13,13 @@ import tempfile
 from collections.abc import Awaitable, Callable
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, Self
+from typing import Self
 
 import aiohttp
 import yaml
 from yarl import URL
 
-Json = dict[str, Any]
+from localkube.node.objects import Json
 
 MERGE_PATCH = "application/merge-patch+json"
 STRATEGIC_PATCH = "application/strategic-merge-patch+json"
@@ -28,7 +32,7 @@ log = logging.getLogger(__name__)
 
 
 class ApiError(Exception):
-    """The API server refused a request; `status` is the HTTP status, `reason` the machine-readable word."""
+    """The API server refused a request: the HTTP `status`, the machine-readable `reason` and the `message`."""
 
     def __init__(self, status: int, reason: str, message: str) -> None:
         super().__init__(f"{status} {reason}: {message}")
@@ -39,7 +43,7 @@ class ApiError(Exception):
 
 @dataclass(frozen=True, slots=True)
 class Access:
-    """Where an API server is and how to be admitted."""
+    """The address of an API server and the credentials for it."""
 
     server: str
     ssl: ssl.SSLContext | bool
@@ -47,7 +51,7 @@ class Access:
 
     @classmethod
     def from_kubeconfig(cls, path: Path) -> Self:
-        """The current context of a kubeconfig file. Raises ValueError where it is not usable."""
+        """Read the current context of a kubeconfig file. Raises ValueError if the file does not have it."""
         config = yaml.safe_load(path.read_text(encoding="utf-8"))
         current = config.get("current-context")
         context = _named(config, "contexts", current)["context"]
@@ -119,7 +123,11 @@ class Api:
     async def request(
         self, method: str, path: str, *, body: object = None, params: dict[str, str] | None = None, kind: str = ""
     ) -> Json:
-        """One request, one JSON answer. Raises ApiError, aiohttp.ClientError or TimeoutError."""
+        """Send one request and return its JSON answer. Raises ApiError, aiohttp.ClientError or TimeoutError.
+
+        `path` begins with `/api` or `/apis`, `body` is an object as JSON, `params` are the query, and `kind` is the
+        content type of the body (by default JSON).
+        """
         headers = {"Content-Type": kind or "application/json"}
         async with self._session.request(
             method, self.access.server + path, json=body, params=params, headers=headers,
@@ -131,15 +139,15 @@ class Api:
             return dict(json.loads(text)) if text else {}
 
     async def get(self, path: str, **params: str) -> Json:
-        """One object, or a list of them."""
+        """Get one object or a list object."""
         return await self.request("GET", path, params=params or None)
 
     async def patch(self, path: str, body: Json, kind: str = MERGE_PATCH) -> Json:
-        """Change a part of an object."""
+        """Send a patch, whose content type is `kind`, to the object at `path`. Returns the new object."""
         return await self.request("PATCH", path, body=body, kind=kind)
 
     async def delete(self, path: str, *, uid: str, grace_seconds: int) -> None:
-        """Delete the object only if it still is the one with this UID; one that is gone is not an error."""
+        """Delete the object at `path` if it has this UID, after its grace. An object that is gone is no error."""
         options = {"gracePeriodSeconds": grace_seconds, "preconditions": {"uid": uid}}
         try:
             await self.request("DELETE", path, body=options)
@@ -148,7 +156,10 @@ class Api:
                 raise
 
     async def follow(self, path: str, sink: "Sink", **params: str) -> None:
-        """List, then watch, for ever: reconnects after errors, lists again when the version is too old."""
+        """List, then watch, for ever, and pass everything to `sink`. `params` are the query of both.
+
+        It reconnects after errors, and lists again if the server does not have the version any more.
+        """
         failures = 0
         while True:
             try:
@@ -164,7 +175,7 @@ class Api:
                 await asyncio.sleep(pause)
 
     async def _watch_once(self, path: str, version: str, sink: "Sink", params: dict[str, str]) -> str:
-        """Watch until the server ends it. The version to go on from, empty if a new list is needed."""
+        """Watch until the server ends the watch. Returns the version to continue from; empty: list again."""
         query = params | {
             "watch": "1", "resourceVersion": version, "allowWatchBookmarks": "true",
             "timeoutSeconds": str(WATCH_SECONDS),
@@ -205,15 +216,15 @@ def _error(status: int, text: str) -> ApiError:
 
 
 class Sink:
-    """What a watch feeds: a full list first and after every gap, single changes in between."""
+    """Takes what a watch delivers: a full list at the start and after every gap, single changes in between."""
 
     def __init__(self, changed: Callable[[str, Json], Awaitable[None]]) -> None:
-        """`changed` is told ("ADDED", "MODIFIED" or "DELETED", object), also for what a new list shows."""
+        """`changed` is called with ("ADDED", "MODIFIED" or "DELETED", object), also for the changes that a list shows."""
         self._changed = changed
         self.objects: dict[str, Json] = {}
 
     async def replace(self, objects: list[Json]) -> None:
-        """Take a full list: what is missing from it was deleted."""
+        """Take a full list. An object that is missing from it was deleted."""
         new = {item["metadata"]["uid"]: item for item in objects}
         for uid, old in list(self.objects.items()):
             if uid not in new:

@@ -1,4 +1,4 @@
-"""One run of one container: its sandbox program, its signals, its end."""
+"""One run of one container: its sandbox program, its signals, and its end."""
 
 import asyncio
 import contextlib
@@ -28,7 +28,7 @@ class StartFailed(Exception):
 
 @dataclass(frozen=True, slots=True)
 class Mount:
-    """A path of the host and where the container sees it."""
+    """A path of the host, and where the container sees it."""
 
     source: str
     target: str
@@ -36,8 +36,8 @@ class Mount:
 
 
 @dataclass(frozen=True, slots=True)
-class Plan:
-    """Everything that the sandbox program must know to start a container."""
+class ContainerPlan:
+    """Everything that the sandbox program needs to start a container."""
 
     argv: Sequence[str]
     env: Mapping[str, str]
@@ -54,21 +54,25 @@ class Sandbox:
     """How this node isolates containers."""
 
     isolation: str
-    """"namespaces", or "process" where the machine allows none: then nothing can be mounted."""
+    """`namespaces`, or `process` on a machine that forbids them; then nothing can be mounted."""
     user_namespace: bool
     root: str
     """An empty folder on which every container mounts its own root."""
 
-    def spec(self, plan: Plan) -> dict[str, Any]:
-        """The sandbox program's input, but for the descriptor it reports on."""
+    def spec(self, plan: ContainerPlan) -> dict[str, Any]:
+        """The sandbox program's input, without the descriptor that it reports on."""
         own = {"isolation": self.isolation, "user_namespace": self.user_namespace, "root": self.root}
         return asdict(plan) | own | {"node_pid": os.getpid()}
 
 
 def launch(spec: dict[str, Any], *, output: int, status: int | None) -> subprocess.Popen[bytes]:
-    """Start the sandbox program. Must run on the main thread: the program dies with the thread that started it."""
+    """Start the sandbox program with `spec` as its input.
+
+    `output` is the descriptor of its standard output and error, `status` the one that it reports on, if any. Call it on
+    the main thread: the program dies with the thread that started it.
+    """
     process = subprocess.Popen(
-        # Not through the virtual environment's link: the real interpreter starts a few milliseconds sooner.
+        # The real interpreter starts a few milliseconds sooner than the virtual environment's link to it.
         [os.path.realpath(sys.executable), "-I", "-S", "-c", _BOOT],
         stdin=subprocess.PIPE,
         stdout=output,
@@ -78,13 +82,16 @@ def launch(spec: dict[str, Any], *, output: int, status: int | None) -> subproce
         env={},
     )
     if process.stdin:
-        with contextlib.suppress(BrokenPipeError), process.stdin as pipe:  # if it ended, its status pipe says so too
+        with (
+            contextlib.suppress(BrokenPipeError),
+            process.stdin as pipe,
+        ):  # if it has ended, its status pipe says so too
             pipe.write(json.dumps(spec).encode())
     return process
 
 
-class Process:
-    """A running container. Signals go to its first process; killing it ends all of its processes."""
+class ContainerProcess:
+    """A running container. SIGTERM goes to its first process; SIGKILL ends all of its processes."""
 
     def __init__(self, sandbox: subprocess.Popen[bytes], reader: asyncio.StreamReader) -> None:
         self._sandbox = sandbox
@@ -94,7 +101,7 @@ class Process:
         self._watcher: asyncio.Task[None] | None = None
 
     @classmethod
-    async def start(cls, sandbox: Sandbox, plan: Plan) -> "Process":
+    async def start(cls, sandbox: Sandbox, plan: ContainerPlan) -> "ContainerProcess":
         """Start a container. Raises StartFailed with the reason."""
         loop = asyncio.get_running_loop()
         read_end, write_end = os.pipe()
@@ -129,11 +136,13 @@ class Process:
         self._sandbox.wait()
         if "error" in message:
             log.error("the sandbox program of process %s failed: %s", self.pid, message["error"])
-        killed_by = int(message.get("signal", signal.SIGKILL))  # without a word it was killed, and all below it with it
+        killed_by = int(
+            message.get("signal", signal.SIGKILL)
+        )  # no report: it was killed, and with it all processes below it
         self.exit_code.set_result(int(message["exit"]) if "exit" in message else 128 + killed_by)
 
     async def wait(self, seconds: float | None = None) -> int | None:
-        """The exit code (128 + n for signal n), or None if it is not there in time."""
+        """The exit code (128 + n for signal n), or None if the container still runs after `seconds`."""
         done, _ = await asyncio.wait([self.exit_code], timeout=seconds)
         return int(self.exit_code.result()) if done else None
 
@@ -145,8 +154,11 @@ class Process:
         """SIGKILL to every process of the container."""
         self._sandbox.send_signal(signal.SIGUSR1)
 
-    async def run_inside(self, sandbox: Sandbox, plan: Plan, seconds: float) -> tuple[int, str]:
-        """Run another command in this container. Its exit code and output; raises TimeoutError after killing it."""
+    async def run_inside(self, sandbox: Sandbox, plan: ContainerPlan, seconds: float) -> tuple[int, str]:
+        """Run another command in this container. Returns its exit code and the beginning of its output.
+
+        `sandbox` is the node's, and `plan` says what to run. After `seconds` the command is killed and TimeoutError raised.
+        """
         read_end, write_end = os.pipe()
         popen = launch(sandbox.spec(plan) | {"pid": self.pid}, output=write_end, status=None)
         os.close(write_end)
@@ -158,19 +170,19 @@ class Process:
                 output = await reader.read()
                 code = await asyncio.to_thread(popen.wait)
         finally:
-            popen.kill()  # nothing to do where it has ended
+            popen.kill()  # no effect if it has ended
             popen.wait()
             pipe.close()
         return code, output.decode(errors="replace")[:MESSAGE_BYTES]
 
 
-def inside(plan: Plan, argv: Sequence[str]) -> Plan:
+def inside(plan: ContainerPlan, argv: Sequence[str]) -> ContainerPlan:
     """The plan of another command in the same container."""
     return replace(plan, argv=argv, mounts=())
 
 
 def tail(log: Path) -> str:
-    """The last lines of a log, as much as fits a termination message."""
+    """The last lines of a log, as many as fit in a termination message."""
     with log.open("rb") as file:
         size = file.seek(0, os.SEEK_END)
         file.seek(max(0, size - LOG_TAIL_BYTES))
@@ -179,7 +191,10 @@ def tail(log: Path) -> str:
 
 
 def termination_message(container: Mapping[str, Any], written: Path, log: Path, exit_code: int) -> str:
-    """What a container left as its last words: its message file, or the end of its log where the policy says so."""
+    """The termination message of a container that ended with `exit_code`.
+
+    It is the content of the file `written`, or the end of `log` if the policy in the container's specification says so.
+    """
     with written.open("rb") as file:
         text = file.read(MESSAGE_BYTES).decode(errors="replace")
     if not text and exit_code != 0 and container.get("terminationMessagePolicy") == "FallbackToLogsOnError":

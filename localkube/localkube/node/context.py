@@ -10,17 +10,18 @@ from pathlib import Path
 
 import aiohttp
 
-from localkube.node.api import Api, ApiError, Json
+from localkube.node.api import Api, ApiError
 from localkube.node.containers import Sandbox
 from localkube.node.images import Images
+from localkube.node.objects import Json
 from localkube.node.status import timestamp
 
 log = logging.getLogger(__name__)
 
 
 @dataclass
-class Node:
-    """One node: its identity, its settings, its connections."""
+class NodeContext:
+    """One node: its identity, settings and connections."""
 
     name: str
     address: str
@@ -36,7 +37,7 @@ class Node:
     tasks: set[asyncio.Task[None]] = field(default_factory=set)
 
     def event(self, pod: Json, reason: str, message: str, kind: str = "Warning") -> None:
-        """Tell the API about something that happened to a pod, without waiting for it."""
+        """Create an Event about a pod in the background: its reason, message and type (Normal or Warning)."""
         task = asyncio.create_task(self._event(pod, reason, message, kind))
         self.tasks.add(task)
         task.add_done_callback(self.tasks.discard)

@@ -4,22 +4,23 @@ import base64
 import re
 from collections.abc import Awaitable, Callable, Mapping
 
-from localkube.node.api import ApiError, Json
+from localkube.node.api import ApiError
+from localkube.node.objects import Json
 from localkube.node.references import PodFacts
 
 Fetch = Callable[[str, str], Awaitable[Json]]
-"""Fetch("configmaps" or "secrets", name) -> the object; raises ApiError."""
+"""Called with ("configmaps" or "secrets", name), returns the object. Raises ApiError."""
 
 _REFERENCE = re.compile(r"\$(\$|\(([^()]*)\))")
 NOT_FOUND = 404
 
 
 class BadConfig(Exception):
-    """A container cannot be made from what its pod refers to (waiting reason CreateContainerConfigError)."""
+    """A container cannot be created from its pod's references (waiting reason CreateContainerConfigError)."""
 
 
 def expand(text: str, names: Mapping[str, str]) -> str:
-    """Replace $(NAME) by its value; `$$` is a dollar sign, an unknown name stays as it is."""
+    """Replace $(NAME) by its value. `$$` is a dollar sign, and an unknown name stays as it is."""
 
     def value(match: re.Match[str]) -> str:
         if match[1] == "$":
@@ -38,7 +39,10 @@ def decoded(kind: str, item: Json) -> dict[str, bytes]:
 
 
 async def entries(fetch: Fetch, kind: str, reference: Json) -> dict[str, bytes] | None:
-    """The entries of a ConfigMap or Secret; None if it is missing and may be."""
+    """The entries of a ConfigMap or Secret; None if it is missing and optional.
+
+    `fetch` reads the object, `kind` is "configmaps" or "secrets", and `reference` names it. Raises BadConfig.
+    """
     try:
         return decoded(kind, await fetch(kind, reference["name"]))
     except ApiError as problem:
@@ -53,13 +57,14 @@ class Environ:
     """Builds the environment of one container."""
 
     def __init__(self, facts: PodFacts, container: Json, fetch: Fetch, base: Mapping[str, str]) -> None:
+        """`facts` has the values of fieldRefs, `fetch` reads ConfigMaps and Secrets, and `base` is what the node sets."""
         self._facts = facts
         self._container = container
         self._fetch = fetch
         self._env = dict(base)
 
     async def build(self) -> dict[str, str]:
-        """EnvFrom first, then env in order. Raises BadConfig."""
+        """The environment: `base`, then envFrom, then env in order. Raises BadConfig."""
         for source in self._container.get("envFrom") or []:
             await self._add_all(source)
         for entry in self._container.get("env") or []:
@@ -105,7 +110,10 @@ class Environ:
 
 
 def command_line(container: Json, entrypoint: list[str], env: Mapping[str, str]) -> list[str]:
-    """Command (or the image's entry point) and args, expanded. Raises BadConfig if that is nothing."""
+    """The container's command, or else its image's `entrypoint`, and its args, with the variables of `env` expanded.
+
+    Raises BadConfig if there is no command.
+    """
     command = container.get("command") or entrypoint
     words = [expand(word, env) for word in [*command, *(container.get("args") or [])]]
     if not command:

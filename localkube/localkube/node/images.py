@@ -2,15 +2,14 @@
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
+from fnmatch import fnmatchcase
 from pathlib import Path
 
 HOST_IMAGE = "localkube/host"
-PROJECT_PREFIX = "holdfast/"
-DEFAULT_ENTRYPOINTS: Mapping[str, Sequence[str]] = {"holdfast/operator": ("python", "-m", "holdfast_operator")}
 
 
 class UnknownImage(Exception):
-    """No environment stands for an image of this name."""
+    """The node has no environment for an image of this name."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -24,7 +23,7 @@ class Environment:
 
 
 def content(environment: Path) -> tuple[str, ...]:
-    """A Python environment's folder and those of the projects installed editable into it."""
+    """A Python environment's folder and the folders of the projects that are installed editable in it."""
     lines = [
         line for file in environment.glob("lib/python*/site-packages/*.pth") for line in file.read_text().splitlines()
     ]
@@ -44,23 +43,23 @@ def repository(image: str) -> str:
 
 @dataclass(frozen=True, slots=True)
 class Images:
-    """Which environment each image name stands for."""
+    """Which environment each image name selects."""
 
-    venv: Path
     host_path: str
+    """`PATH` of the host, which every container has, behind the `bin` folder of its environment."""
     folders: Mapping[str, Path] = field(default_factory=dict)
+    """Environments by image name or shell pattern (`team/*`); the first that matches counts."""
     entrypoints: Mapping[str, Sequence[str]] = field(default_factory=dict)
+    """Commands by image name, for containers that name none."""
 
     def find(self, image: str) -> Environment:
-        """The environment of an image. Raises UnknownImage with what is allowed."""
+        """The environment of an image. Raises UnknownImage with the names that this node knows."""
         name = repository(image)
-        entrypoint = self.entrypoints.get(name) or DEFAULT_ENTRYPOINTS.get(name, ())
-        folder = self.folders.get(name)
-        if folder is None and name.startswith(PROJECT_PREFIX):
-            folder = self.venv
+        entrypoint = self.entrypoints.get(name, ())
+        folder = next((folder for pattern, folder in self.folders.items() if fnmatchcase(name, pattern)), None)
         if folder is not None:
             return Environment(f"{folder}/bin:{self.host_path}", entrypoint, content(folder))
         if name == HOST_IMAGE:
             return Environment(self.host_path, entrypoint)
-        known = ", ".join([f"{PROJECT_PREFIX}*", HOST_IMAGE, *sorted(self.folders)])
+        known = ", ".join([HOST_IMAGE, *self.folders])
         raise UnknownImage(f"image {image!r}: this node has no environment of that name (it knows {known})")

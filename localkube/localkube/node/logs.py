@@ -20,11 +20,11 @@ CERTIFICATE_DAYS = 365
 
 Found = tuple[Path, Callable[[], bool]]
 Find = Callable[[str, str, str, bool], Found | None]
-"""Find(namespace, pod, container, previous) -> (log file, "does it still run?"), None if there is none."""
+"""Called with (namespace, pod, container, previous), returns (log file, whether it grows), None if there is none."""
 
 
 def self_signed(address: str) -> ssl.SSLContext:
-    """A TLS server context for one address; API servers do not verify it unless they are told to."""
+    """A TLS server context for one address. By default API servers do not verify a kubelet's certificate."""
     key = ec.generate_private_key(ec.SECP256R1())
     name = x509.Name([x509.NameAttribute(NameOID.COMMON_NAME, address)])
     now = dt.datetime.now(dt.UTC)

@@ -1,4 +1,4 @@
-"""One pod on its node: volumes, containers, status, and the way out."""
+"""One pod on its node: volumes, containers, status, and its end."""
 
 import asyncio
 import contextlib
@@ -10,11 +10,12 @@ from functools import partial
 import aiohttp
 
 from localkube.node import addresses
-from localkube.node.api import STRATEGIC_PATCH, ApiError, Json
-from localkube.node.context import Node
+from localkube.node.api import STRATEGIC_PATCH, ApiError
+from localkube.node.context import NodeContext
 from localkube.node.logs import Found
+from localkube.node.objects import Json
 from localkube.node.references import PodFacts
-from localkube.node.runner import Deadline, Runner, Surroundings
+from localkube.node.runner import Deadline, PodContext, Runner
 from localkube.node.status import TERMINAL, PodView, is_sidecar, pod_status, timestamp
 from localkube.node.volumes import NotMounted, Volumes
 
@@ -31,9 +32,9 @@ def _is_growing(runner: Runner, previous: bool) -> bool:  # noqa: FBT001  (bound
 
 
 class PodWorker:
-    """Everything that happens to one pod, from its binding to this node to its last trace."""
+    """Runs one pod, from its binding to this node to the removal of its last file."""
 
-    def __init__(self, node: Node, pod: Json) -> None:
+    def __init__(self, node: NodeContext, pod: Json) -> None:
         self.node = node
         self.pod = pod
         meta = pod["metadata"]
@@ -44,13 +45,13 @@ class PodWorker:
         self._facts = PodFacts(pod, self._claim.address, node.address)
         self._volumes = Volumes(self._facts, self._folder / "volumes", node.api, self._fetch)
         self._start_time = (pod.get("status") or {}).get("startTime") or timestamp()
-        around = Surroundings(
+        context = PodContext(
             node, self._facts, self._volumes, self._fetch, self._folder / "containers", self._folder / "hosts",
             pod["spec"].get("hostname") or meta["name"], self._changed,
         )  # fmt: skip
         spec = pod["spec"]
-        self.init = [Runner(around, container, init=True) for container in spec.get("initContainers") or []]
-        self.main = [Runner(around, container, init=False) for container in spec["containers"]]
+        self.init = [Runner(context, container, init=True) for container in spec.get("initContainers") or []]
+        self.main = [Runner(context, container, init=False) for container in spec["containers"]]
         self._dirty = asyncio.Event()
         self._exists = True
         self._finished = False
@@ -64,7 +65,7 @@ class PodWorker:
         return await self.node.api.get(f"/api/v1/namespaces/{self.pod['metadata']['namespace']}/{kind}/{name}")
 
     def update(self, pod: Json) -> None:
-        """Take a newer version of the pod: conditions of others, labels, a deletion and its grace."""
+        """Take a newer version of the pod: labels, conditions that others set, a deletion and its grace."""
         self.pod = pod
         if "deletionTimestamp" in pod["metadata"]:
             grace = pod["metadata"].get("deletionGracePeriodSeconds")
@@ -72,7 +73,7 @@ class PodWorker:
         self._changed()
 
     def stop(self, grace_seconds: float, failure: Json | None = None) -> None:
-        """End the pod within this time; a later call can only shorten it."""
+        """End the pod within this time, which a later call can only shorten. `failure` becomes part of its status."""
         self._failure |= failure or {}
         if self._deadline is None:
             self._deadline = Deadline(time.monotonic() + grace_seconds)
@@ -80,12 +81,12 @@ class PodWorker:
         self._leaving.set()
 
     def vanished(self) -> None:
-        """The object is gone from the API: nothing is to be reported any more, everything to be killed."""
+        """The object is gone from the API: kill everything and report nothing more."""
         self._exists = False
         self.stop(0)
 
     def refresh_hosts(self) -> None:
-        """Write the names of Services and of the pod itself where its containers see them as /etc/hosts."""
+        """Write the hosts file, with the names of the pod and of Services, that its containers have as /etc/hosts."""
         spec, address = self.pod["spec"], self._claim.address
         name = spec.get("hostname") or self.pod["metadata"]["name"]
         names = [name]
@@ -101,12 +102,12 @@ class PodWorker:
         if not path.exists():
             path.write_text(text)
         elif path.read_text() != text:
-            with path.open("r+") as file:  # in place: the containers have this very file mounted
+            with path.open("r+") as file:  # in place, for the containers have this file mounted
                 file.write(text)
                 file.truncate()
 
     def find_log(self, container: str, *, previous: bool) -> Found | None:
-        """A container's newest log, or the one before it, and whether it is still being written."""
+        """A container's newest or `previous` log, and whether it grows."""
         for runner in [*self.init, *self.main]:
             if runner.spec["name"] == container:
                 number = runner.newest_log - (1 if previous else 0)
@@ -136,7 +137,7 @@ class PodWorker:
             await self._clean_up()
 
     async def _live(self) -> None:
-        """Run the containers until they are done or the pod is to end; then nothing of it runs any more."""
+        """Run the containers until they are done or the pod must end. Afterwards no process of it runs."""
         self._restore()
         self._changed()
         life = asyncio.create_task(self._run_containers())
@@ -197,8 +198,8 @@ class PodWorker:
                 sidecar.cancel()
 
     async def _mount(self) -> None:
-        """Set up the volumes, again and again until they are there."""
-        told = ""
+        """Set up the volumes, and try again until that succeeds."""
+        reported = ""
         self._folder.mkdir(parents=True, exist_ok=True)
         self.refresh_hosts()
         while True:
@@ -206,9 +207,9 @@ class PodWorker:
                 await self._volumes.set_up()
                 return
             except (NotMounted, aiohttp.ClientError, TimeoutError) as problem:
-                if str(problem) != told:
-                    told = str(problem)
-                    self.node.event(self.pod, "FailedMount", f"MountVolume.SetUp failed for {told}")
+                if str(problem) != reported:
+                    reported = str(problem)
+                    self.node.event(self.pod, "FailedMount", f"MountVolume.SetUp failed for {reported}")
                 await asyncio.sleep(MOUNT_RETRY_SECONDS)
 
     async def _keep_fresh(self) -> None:
@@ -239,7 +240,7 @@ class PodWorker:
                 await self._report()
 
     async def _report(self) -> bool:
-        """Send the status if it changed. Whether the API now has it."""
+        """Send the status if it has changed. Returns whether the API has it now."""
         status = self._status()
         if status == self._sent or not self._exists:
             return True
@@ -261,7 +262,7 @@ class PodWorker:
         return False
 
     async def _clean_up(self) -> None:
-        """The last status, the removal of a deleted object, and of everything on this machine."""
+        """Send the last status, remove the pod's files, and remove its object if that was deleted."""
         self._finished = True
         already = (self.pod.get("status") or {}).get("phase") in TERMINAL
         while self._exists and not already and not await self._report():

@@ -6,24 +6,24 @@ from dataclasses import dataclass
 
 import aiohttp
 
-from localkube.node.api import Json
+from localkube.node.objects import Json
 
 Inside = Callable[[list[str], float], Awaitable[tuple[int, str]]]
-"""Inside(command, seconds) -> (exit code, output): runs a command in the container."""
+"""Called with (command, seconds), runs the command in the container. Returns its exit code and output."""
 
 
 @dataclass(frozen=True, slots=True)
 class Target:
-    """Where a container's probes go."""
+    """What the probes of one container need."""
 
     container: Json
     address: str
     inside: Inside
     session: aiohttp.ClientSession
-    """Must not verify certificates: a kubelet does not either."""
+    """It must not verify certificates: a kubelet does not either."""
 
     def port(self, named: int | str) -> int:
-        """A port by number or by its name in the container. Raises ValueError."""
+        """A port, given by its number or its name in the container. Raises ValueError."""
         if isinstance(named, int) or named.isdigit():
             return int(named)
         for port in self.container.get("ports") or []:
@@ -32,7 +32,7 @@ class Target:
         raise ValueError(f"the container has no port named {named!r}")
 
     async def check(self, handler: Json, seconds: float) -> str:
-        """Try a probe's or hook's action once. Empty if it succeeded, else what was wrong."""
+        """Try the action of a probe or hook once. Returns the problem, empty if it succeeded."""
         try:
             async with asyncio.timeout(seconds):
                 return await self._try(handler, seconds)
@@ -67,7 +67,10 @@ class Target:
 
 
 async def probe(target: Target, spec: Json, settle: Callable[[bool, str], Awaitable[None]]) -> None:
-    """Try again and again; `settle` is told (good, problem) each time a threshold is reached."""
+    """Probe `target` for ever, as `spec` (the probe's part of the pod) says.
+
+    `settle` is called with (good, problem) each time one of the thresholds is reached.
+    """
     period, timeout = float(spec.get("periodSeconds") or 10), float(spec.get("timeoutSeconds") or 1)
     needed = {True: int(spec.get("successThreshold") or 1), False: int(spec.get("failureThreshold") or 3)}
     await asyncio.sleep(float(spec.get("initialDelaySeconds") or 0))

@@ -11,11 +11,12 @@ from pathlib import Path
 import aiohttp
 
 from localkube.node import addresses
-from localkube.node.api import Access, Api, Json, Sink
-from localkube.node.containers import Plan, Process, Sandbox, StartFailed
-from localkube.node.context import Node
+from localkube.node.api import Access, Api, Sink
+from localkube.node.containers import ContainerPlan, ContainerProcess, Sandbox, StartFailed
+from localkube.node.context import NodeContext
 from localkube.node.images import Images
 from localkube.node.logs import Found, LogServer
+from localkube.node.objects import Json
 from localkube.node.pods import PodWorker
 from localkube.node.registration import Registration
 from localkube.node.services import Services
@@ -28,8 +29,8 @@ log = logging.getLogger(__name__)
 
 
 @dataclass(frozen=True)
-class Settings:
-    """What the command line says about a node."""
+class NodeSettings:
+    """The settings of a node, as its command line gives them."""
 
     kubeconfig: Path
     name: str
@@ -44,20 +45,20 @@ class Settings:
     refresh_seconds: float = 10.0
     stop_seconds: float = 5.0
     delete_on_exit: bool = False
-    service_address: tuple[str, int] | None = None  # where pods reach the API server, if not where the node does
+    service_address: tuple[str, int] | None = None  # where pods reach the API server; None: where the node does
 
 
 async def make_sandbox(isolation: str, folder: Path) -> Sandbox:
-    """Find out how containers can be isolated here. Raises StartFailed if the wanted way does not work."""
+    """Try how containers can be isolated on this machine. Raises StartFailed if `isolation` does not work."""
     root = folder / "root"
     root.mkdir(parents=True, exist_ok=True)
     attempts = [Sandbox(isolation, user_namespace, str(root)) for user_namespace in (False, True)]
     problem: StartFailed | None = None
     for sandbox in attempts if isolation == "namespaces" else attempts[:1]:
-        plan = Plan(["true"], {"PATH": "/usr/bin:/bin"}, "/", "trial", str(folder / "trial.log"), (),
+        plan = ContainerPlan(["true"], {"PATH": "/usr/bin:/bin"}, "/", "trial", str(folder / "trial.log"), (),
                     read_only_root=False, no_new_privileges=False)  # fmt: skip
         try:
-            await (await Process.start(sandbox, plan)).wait(TRIAL_SECONDS)
+            await (await ContainerProcess.start(sandbox, plan)).wait(TRIAL_SECONDS)
         except StartFailed as failed:
             problem = failed
             continue
@@ -66,27 +67,27 @@ async def make_sandbox(isolation: str, folder: Path) -> Sandbox:
 
 
 class NodeProgram:
-    """The parts of one running node."""
+    """One running node and its parts."""
 
-    def __init__(self, settings: Settings) -> None:
+    def __init__(self, settings: NodeSettings) -> None:
         self.settings = settings
         self.workers: dict[str, PodWorker] = {}
-        self._node: Node
+        self._node: NodeContext
         self._stopping = False
 
     async def run(self, stop: asyncio.Event, ready: Path | None = None) -> None:
-        """Be a node until `stop` is set; `ready` is touched once the Node is registered."""
+        """Run the node until `stop` is set. It creates the file `ready` once the Node is registered."""
         given = self.settings.state_dir
         folder = Path(tempfile.mkdtemp(prefix="localkube-node-")) if given is None else given
         folder.mkdir(mode=0o700, parents=True, exist_ok=True)
-        shutil.rmtree(folder / "pods", ignore_errors=True)  # of a life that ended without a farewell
+        shutil.rmtree(folder / "pods", ignore_errors=True)  # of a process that was killed
         api = Api(Access.from_kubeconfig(self.settings.kubeconfig))
         probes = aiohttp.ClientSession(connector=aiohttp.TCPConnector(ssl=False, force_close=True))
         try:
             async with contextlib.aclosing(api), probes:
                 with addresses.claim() as claim:
                     sandbox = await make_sandbox(self.settings.isolation, folder)
-                    self._node = Node(
+                    self._node = NodeContext(
                         self.settings.name, claim.address, folder, api, probes, sandbox, self.settings.images,
                         self.settings.backoff_seconds, self.settings.refresh_seconds,
                         self.settings.service_address or (api.access.host, api.access.port),
@@ -131,7 +132,7 @@ class NodeProgram:
         await logs.stop()
 
     async def _leave(self, registration: Registration) -> None:
-        """End all pods, telling the API why, then the node."""
+        """End all pods, with the reason in their status, then the node."""
         self._stopping = True
         condition = {"type": "DisruptionTarget", "status": "True", "reason": "TerminationByKubelet",
                      "message": "Pod was terminated in response to imminent node shutdown.",
@@ -157,7 +158,7 @@ class NodeProgram:
         if worker is None and not self._stopping:
             over = (pod.get("status") or {}).get("phase") in TERMINAL
             if over and "deletionTimestamp" not in pod["metadata"]:
-                return  # of an earlier life; it is of interest again when it is deleted
+                return  # it ended under an earlier process of this node; only its deletion matters
             worker = self.workers[uid] = PodWorker(self._node, pod)
             worker.task.add_done_callback(lambda _task: self.workers.pop(uid, None))
         if worker is not None:
@@ -169,7 +170,10 @@ class NodeProgram:
                 worker.refresh_hosts()
 
     def find_log(self, namespace: str, pod: str, container: str, previous: bool) -> Found | None:  # noqa: FBT001
-        """A container's log file and whether it is still being written."""
+        """The log file of a container and whether it grows; None if there is none.
+
+        `namespace` and `pod` name the pod; `previous` selects the run before the newest.
+        """
         for worker in self.workers.values():
             meta = worker.pod["metadata"]
             if (meta["namespace"], meta["name"]) == (namespace, pod):

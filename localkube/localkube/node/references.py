@@ -1,18 +1,19 @@
-"""What fieldRef and resourceFieldRef name: facts about a pod and its containers."""
+"""The values of fieldRef and resourceFieldRef: facts about a pod and its containers."""
 
+import math
 import os
 import re
 from dataclasses import dataclass
+from decimal import Decimal
 
-from localkube.node import quantity
-from localkube.node.api import Json
+from localkube.node.objects import Json
 
 _SUBSCRIPT = re.compile(r"^metadata\.(labels|annotations)\['([^']+)'\]$")
 
 
 @dataclass(frozen=True, slots=True)
 class PodFacts:
-    """A pod and the two addresses that the node gives it."""
+    """A pod, its address and its node's address."""
 
     pod: Json
     pod_ip: str
@@ -39,10 +40,12 @@ class PodFacts:
         if path in ("metadata.labels", "metadata.annotations"):
             pairs = sorted((meta.get(path.removeprefix("metadata.")) or {}).items())
             return "\n".join(f'{key}="{_escaped(value)}"' for key, value in pairs)
-        raise ValueError(f"fieldPath {path!r} is not supported (allowed: {', '.join(plain)}, labels, annotations)")
+        raise ValueError(
+            f"fieldPath: found {path!r}, allowed: {', '.join(plain)}, metadata.labels, metadata.annotations"
+        )
 
     def resource(self, reference: Json, container: Json) -> str:
-        """The value of a resourceFieldRef; a missing limit is the machine's whole amount."""
+        """The value of a resourceFieldRef. A missing limit counts as all that the machine has."""
         kind, _, name = reference["resource"].partition(".")
         named = reference.get("containerName")
         if named:
@@ -52,7 +55,12 @@ class PodFacts:
         value = (resources.get(kind) or {}).get(name)
         if value is None:
             value = machine().get(name, "0") if kind == "limits" else "0"
-        return str(quantity.divided(value, reference.get("divisor") or "1"))
+        return str(divided(value, reference.get("divisor") or "1"))
+
+
+def divided(value: str | float, divisor: str | float) -> int:
+    """How many divisors make up a quantity, rounded up; a divisor of 0 means 1. Raises ValueError."""
+    return math.ceil(_quantity(value) / (_quantity(divisor) or 1))
 
 
 def machine() -> dict[str, str]:
@@ -62,6 +70,15 @@ def machine() -> dict[str, str]:
         "memory": str(os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")),
         "ephemeral-storage": str(os.statvfs("/").f_blocks * os.statvfs("/").f_frsize),
     }
+
+
+def _quantity(text: str | float) -> Decimal:
+    from kubernetes.utils.quantity import parse_quantity  # loads the whole client (0.5 s), which few pods need
+
+    try:
+        return Decimal(parse_quantity(text))
+    except ValueError as problem:
+        raise ValueError(f"{text!r} is not a quantity (a number with m, k, M, G, Ki, Mi, Gi ...)") from problem
 
 
 def _escaped(text: str) -> str:

@@ -1,4 +1,4 @@
-"""The Node object, its heartbeat, and the Lease whose silence tells the control plane that a node is dead."""
+"""The Node object, its status heartbeat, and its Lease. When the Lease expires, the control plane calls the node dead."""
 
 import asyncio
 import contextlib
@@ -11,7 +11,8 @@ from datetime import UTC, datetime
 
 import aiohttp
 
-from localkube.node.api import STRATEGIC_PATCH, Api, ApiError, Json
+from localkube.node.api import STRATEGIC_PATCH, Api, ApiError
+from localkube.node.objects import Json
 from localkube.node.references import machine
 from localkube.node.status import timestamp
 
@@ -25,7 +26,7 @@ log = logging.getLogger(__name__)
 
 @dataclass
 class Registration:
-    """Keeps one Node registered and alive."""
+    """Registers a Node and keeps its status and Lease up to date."""
 
     api: Api
     name: str
@@ -77,14 +78,14 @@ class Registration:
         return {"x86_64": "amd64", "aarch64": "arm64"}.get(platform.machine(), platform.machine())
 
     async def register(self) -> None:
-        """Create the Node, or take over the one of this name. Raises ApiError."""
-        wanted = self._node()
+        """Create the Node, or take over an existing one of this name. Raises ApiError."""
+        own = self._node()
         try:
-            found = await self.api.request("POST", "/api/v1/nodes", body=wanted)
+            found = await self.api.request("POST", "/api/v1/nodes", body=own)
         except ApiError as problem:
             if problem.status != CONFLICT:
                 raise
-            patch = {"metadata": {"labels": wanted["metadata"]["labels"]}}
+            patch = {"metadata": {"labels": own["metadata"]["labels"]}}
             found = await self.api.patch(f"/api/v1/nodes/{self.name}", patch)
             await self._heartbeat(ready=True, why="the node program is running")
         self._uid = found["metadata"]["uid"]
@@ -95,11 +96,11 @@ class Registration:
         path = f"/api/v1/nodes/{self.name}"
         current = (await self.api.get(path)).get("status", {}).get("conditions") or []
         known = {item["type"]: item for item in current}
-        for item in status["conditions"]:  # a transition is a change of status, not a heartbeat
+        for item in status["conditions"]:  # a heartbeat without a change of status is no transition
             old = known.get(item["type"])
             if old and old["status"] == item["status"]:
                 item["lastTransitionTime"] = old["lastTransitionTime"]
-        # Amounts that others patched in (extended resources) stay: a merge patch only sets what is named.
+        # Extended resources that others have added stay: this kind of patch sets only what it names.
         await self.api.patch(f"{path}/status", {"status": status}, STRATEGIC_PATCH)
 
     async def _renew(self) -> None:
@@ -136,7 +137,7 @@ class Registration:
             log.warning("node %s: %s", self.name, problem or type(problem).__name__)
 
     async def leave(self, *, delete: bool) -> None:
-        """Say that the node shuts down, or remove it."""
+        """Report that the node shuts down, or delete its object."""
         with contextlib.suppress(ApiError, aiohttp.ClientError, TimeoutError):
             if delete:
                 await self.api.delete(f"/api/v1/nodes/{self.name}", uid=self._uid, grace_seconds=0)

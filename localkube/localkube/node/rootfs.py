@@ -1,8 +1,8 @@
-"""The file system that a container sees: the host's, with the pod's mounts on top and nothing left behind on the host.
+"""The file system that a container sees: the host's with the pod's mounts. It leaves nothing on the host.
 
-A fresh tmpfs becomes the root; every top-level directory of the host is bound into it. Where a mount point does not
-exist on the host, its nearest existing parent is replaced by a tmpfs that holds bindings of all the parent's children,
-and the mount point is made in that tmpfs. All of it lives in the container's mount namespace and ends with it.
+A new tmpfs becomes the root, and every top-level directory of the host is bound into it. If a mount point does not exist
+on the host, a tmpfs covers its nearest existing parent. Bindings in that tmpfs show the parent's children, and the mount
+point is created beside them. All of this is in the container's mount namespace and ends with it.
 """
 
 import ctypes
@@ -43,7 +43,7 @@ class Mounter:
         self._volumes: list[str] = []
 
     def volume(self, source: str, target: str, *, read_only: bool) -> None:
-        """Bind one of the pod's mounts."""
+        """Bind the host's `source` to the container's `target`, with all mounts below it; `read_only` for all of them."""
         place = self.point(target, directory=os.path.isdir(source))
         self.mount(source, place, flags=MS_BIND | MS_REC)
         if read_only:
@@ -51,7 +51,7 @@ class Mounter:
         self._volumes.append(f"{place}/")
 
     def mount(self, source: str, target: str, *, kind: str = "", flags: int = 0, options: str = "") -> None:
-        """Mount something, with an error that names both ends."""
+        """Mount `source` on `target` as the system call does: `kind` is the type, `options` the data. Raises OSError."""
         result = self._libc.mount(
             source.encode(), target.encode(), kind.encode(), ctypes.c_ulong(flags), options.encode()
         )
@@ -70,7 +70,7 @@ class Mounter:
 
     def base(self) -> None:
         """The host's top-level entries, bound into an empty tmpfs."""
-        # Unbindable: binding the directory that holds the new root must not bind the new root into itself.
+        # Unbindable: to bind the directory that contains the new root must not bind the new root into itself.
         self.mount("localkube", self.root, kind="tmpfs", options="mode=0755")
         self.mount("none", self.root, flags=MS_UNBINDABLE)
         self._synthetic.add(self.root)
@@ -98,7 +98,7 @@ class Mounter:
             if source == "/dev" and (
                 stat.S_ISBLK(mode) or (entry.name.startswith(("tty", "vcs")) and entry.name != "tty")
             ):
-                continue  # disks and terminals of the host are no business of a pod
+                continue  # a pod does not need the host's disks and terminals
             if stat.S_ISDIR(mode):
                 os.mkdir(place)
             else:
@@ -106,7 +106,7 @@ class Mounter:
             self.mount(entry.path, place, flags=MS_BIND | MS_REC)
 
     def point(self, path: str, *, directory: bool) -> str:
-        """The real place of a mount point in the new root, made if it is missing."""
+        """The real path of a mount point in the new root. A missing one is created, as a `directory` or a file."""
         parts = [part for part in path.split("/") if part]
         place, hops = self.root, 0
         while parts:
@@ -133,7 +133,7 @@ class Mounter:
         return self.root, [part for part in absolute.split("/") if part] + rest
 
     def _make(self, parent: str, name: str, *, directory: bool) -> None:
-        in_volume = f"{parent}/".startswith(tuple(self._volumes))  # there it belongs to the volume, as everywhere
+        in_volume = f"{parent}/".startswith(tuple(self._volumes))  # what is created there belongs to the volume
         if not in_volume and not self._ours(parent):
             self._make_synthetic(parent)
         place = f"{parent}/{name}"
@@ -143,12 +143,12 @@ class Mounter:
             os.close(os.open(place, os.O_CREAT | os.O_WRONLY, 0o644))
 
     def _ours(self, place: str) -> bool:
-        """Whether a new entry in this directory stays inside the container: it is on one of our own tmpfs."""
+        """Whether a new entry in this directory stays inside the container, since one of its tmpfs holds it."""
         here = os.stat(place).st_dev
         return any(os.stat(root).st_dev == here for root in self._synthetic)
 
     def _make_synthetic(self, place: str) -> None:
-        """Cover a directory of the host by a tmpfs that shows the same entries and may get new ones."""
+        """Cover a directory of the host with a tmpfs that shows the same entries and can have new ones."""
         mode = stat.S_IMODE(os.stat(place).st_mode)
         behind = f"{self.root}/.behind"
         os.makedirs(behind, exist_ok=True)
@@ -164,7 +164,7 @@ def _mount_volumes(mounter: Mounter, mounts: list[dict[str, Any]], *, read_only_
     """Bind the pod's mounts, parents before children."""
     mounts = sorted(mounts, key=lambda mount: mount["target"].count("/"))
     if read_only_root:
-        for mount in mounts:  # the places must be there before the root closes
+        for mount in mounts:  # the mount points must exist before the root is read-only
             mounter.point(mount["target"], directory=os.path.isdir(mount["source"]))
         mounter.read_only(mounter.root)
     mounter.mount("shm", f"{mounter.root}/dev/shm", kind="tmpfs", flags=MS_NOSUID | MS_NODEV, options="mode=1777")
@@ -182,7 +182,7 @@ def build_root(spec: dict[str, Any], libc: ctypes.CDLL) -> None:
     _mount_volumes(mounter, spec["mounts"], read_only_root=spec["read_only_root"])
     try:
         mounter.mount("proc", f"{root}/proc", kind="proc", flags=MS_NOSUID | MS_NODEV | MS_NOEXEC)
-    except PermissionError:  # parts of the host's /proc are masked: a new one would show them, so the kernel refuses
+    except PermissionError:  # the host masks parts of /proc, which a new one would show
         mounter.mount("/proc", f"{root}/proc", flags=MS_BIND | MS_REC)
     os.chdir(root)
     if libc.pivot_root(b".", b".") < 0 or libc.umount2(b".", MNT_DETACH) < 0:

@@ -1,4 +1,4 @@
-"""One container over all its runs: start, probes, restarts with back-off, and an orderly end."""
+"""One container over all its runs: start, probes, restarts with back-off, and end."""
 
 import asyncio
 import time
@@ -6,19 +6,19 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-from localkube.node.api import Json
 from localkube.node.containers import (
     KILLED,
+    ContainerPlan,
+    ContainerProcess,
     Mount,
-    Plan,
-    Process,
     StartFailed,
     inside,
     termination_message,
 )
-from localkube.node.context import Node
+from localkube.node.context import NodeContext
 from localkube.node.env import BadConfig, Environ, Fetch, command_line, expand
 from localkube.node.images import Environment, UnknownImage
+from localkube.node.objects import Json
 from localkube.node.probes import Target, probe
 from localkube.node.references import PodFacts
 from localkube.node.status import ContainerState, restarts, timestamp
@@ -35,7 +35,7 @@ DEFAULT_MESSAGE_PATH = "/dev/termination-log"
 
 @dataclass
 class Deadline:
-    """When the grace ends, on the monotonic clock; may be moved closer while it runs."""
+    """When the grace ends, on the monotonic clock. It can become earlier, not later."""
 
     at: float
 
@@ -44,15 +44,15 @@ class Deadline:
         return max(0.0, self.at - time.monotonic())
 
     def shorten(self, seconds: float) -> None:
-        """Never later than this many seconds from now."""
+        """Move it to this many seconds from now, unless it is earlier."""
         self.at = min(self.at, time.monotonic() + seconds)
 
 
 @dataclass
-class Surroundings:
-    """What a container gets from its pod."""
+class PodContext:
+    """What the containers of one pod share."""
 
-    node: Node
+    node: NodeContext
     facts: PodFacts
     volumes: Volumes
     fetch: Fetch
@@ -65,13 +65,14 @@ class Surroundings:
 class Runner:
     """Runs one container of a pod until it is done or stopped."""
 
-    def __init__(self, around: Surroundings, spec: Json, *, init: bool) -> None:
+    def __init__(self, context: PodContext, spec: Json, *, init: bool) -> None:
+        """`spec` is the container's part of the pod's specification; `init` says that it is an init container."""
         self.spec = spec
         self.init = init
         self.state = ContainerState(spec["name"], spec["image"])
-        self._around = around
-        self._process: Process | None = None
-        self._plan: Plan | None = None
+        self._context = context
+        self._process: ContainerProcess | None = None
+        self._plan: ContainerPlan | None = None
         self._stopping = asyncio.Event()
         self._unhealthy = False
         self._failures = 0
@@ -81,7 +82,7 @@ class Runner:
 
     @property
     def _policy(self) -> str:
-        return str(self._around.facts.pod["spec"].get("restartPolicy") or "Always")
+        return str(self._context.facts.pod["spec"].get("restartPolicy") or "Always")
 
     @property
     def running(self) -> bool:
@@ -89,7 +90,7 @@ class Runner:
         return self._process is not None
 
     def restore(self, old: Json) -> None:
-        """Take over what an earlier life of the node reported: a container that ran then does not run now."""
+        """Continue from the status that an earlier process of this node reported. A container that ran then has ended."""
         self.state.restart_count = int(old.get("restartCount") or 0)
         self.state.last_state = old.get("lastState") or {}
         was = old.get("state") or {}
@@ -102,8 +103,8 @@ class Runner:
             self.state.state = {"terminated": lost}
 
     async def run(self) -> bool:
-        """Run to the end. Whether it ended well."""
-        code = self.state.exit_code  # of an earlier life of the node
+        """Run to the end. Returns whether the container succeeded."""
+        code = self.state.exit_code  # under an earlier process of this node
         while not self._stopping.is_set():
             if code is not None and not await self._again(code):
                 break
@@ -111,11 +112,11 @@ class Runner:
         return self.state.exit_code == 0
 
     async def _again(self, code: int) -> bool:
-        """After an end: whether there is a next run; waits until it is due."""
-        wanted = restarts(self.spec, self._policy, code, init=self.init)
+        """Whether a container that ended with `code` runs again. Returns when the next run is due."""
+        again = restarts(self.spec, self._policy, code, init=self.init)
         if self._unhealthy:
-            wanted = wanted or restarts(self.spec, self._policy, 1, init=self.init)
-        if not wanted or self._stopping.is_set():
+            again = again or restarts(self.spec, self._policy, 1, init=self.init)
+        if not again or self._stopping.is_set():
             return False
         ended = self.state.state
         self._failures += 1
@@ -128,18 +129,18 @@ class Runner:
             await self._pause(delay)
         if self._stopping.is_set():
             self.state.state, self.state.last_state = ended, {}
-            self._around.changed()
+            self._context.changed()
             return False
         self.state.restart_count += 1
         return True
 
     def _delay(self) -> float:
-        """None before the first restart, then doubling; forgotten after a long good run."""
+        """The back-off: none before the first restart, then doubling. A long run without failure resets it."""
         if self._restart_time and time.monotonic() - self._restart_time > BACKOFF_RESET_SECONDS:
             self._failures = 1
         if self._failures <= 1:
             return 0.0
-        base = self._around.node.backoff_seconds
+        base = self._context.node.backoff_seconds
         return float(min(base * 2 ** (self._failures - 2), BACKOFF_LIMIT_SECONDS))
 
     async def _pause(self, seconds: float) -> None:
@@ -154,20 +155,20 @@ class Runner:
         if self.state.state != waiting:
             self.state.state = waiting
             self.state.ready = self.state.started = False
-            self._around.changed()
+            self._context.changed()
             if reason != "CrashLoopBackOff":
-                self._around.node.event(self._around.facts.pod, "Failed", message)
+                self._context.node.event(self._context.facts.pod, "Failed", message)
 
     async def _once(self) -> int | None:
-        """One run. Its exit code, None if nothing was started."""
+        """Run once. Returns the exit code, None if nothing was started."""
         plan = await self._prepare()
         if plan is None:
             return None
         self._plan, self._unhealthy = plan, False
-        self.state.container_id = f"localkube://{self._around.facts.pod['metadata']['uid']}/{Path(plan.log).stem}"
+        self.state.container_id = f"localkube://{self._context.facts.pod['metadata']['uid']}/{Path(plan.log).stem}"
         started = timestamp()
         try:
-            process = await Process.start(self._around.node.sandbox, plan)
+            process = await ContainerProcess.start(self._context.node.sandbox, plan)
         except StartFailed as problem:
             self._ended(START_ERROR_CODE, started, reason="StartError", message=str(problem))
             return START_ERROR_CODE
@@ -175,7 +176,7 @@ class Runner:
         self.state.state = {"running": {"startedAt": started}}
         self.state.started = "startupProbe" not in self.spec
         self.state.ready = self.state.started and "readinessProbe" not in self.spec
-        self._around.changed()
+        self._context.changed()
         checks = asyncio.create_task(self._probes(process))
         try:
             code = int(await asyncio.shield(process.exit_code))
@@ -192,48 +193,48 @@ class Runner:
         self.state.state = {"terminated": ended | ({"message": message} if message else {})}
         self.state.ready = self.init and code == 0
         self.state.started = False
-        self._around.changed()
+        self._context.changed()
 
-    async def _prepare(self) -> Plan | None:
-        """The plan of the next run, waiting for what is missing. None if stopped meanwhile."""
+    async def _prepare(self) -> ContainerPlan | None:
+        """The plan of the next run, once all that it refers to exists. None if the container is stopped before."""
         while not self._stopping.is_set():
             try:
-                return await self._make_plan(self._around.node.images.find(self.spec["image"]))
+                return await self._make_plan(self._context.node.images.find(self.spec["image"]))
             except UnknownImage as problem:
                 self._wait_for("ErrImagePull", str(problem))
                 await self._pause(CONFIG_RETRY_SECONDS)
                 self.state.state = {"waiting": {"reason": "ImagePullBackOff", "message": str(problem)}}
-                self._around.changed()
+                self._context.changed()
                 await self._stopping.wait()  # a node's environments do not change while it runs
             except BadConfig as problem:
                 self._wait_for("CreateContainerConfigError", str(problem))
                 await self._pause(CONFIG_RETRY_SECONDS)
         return None
 
-    async def _make_plan(self, environment: Environment) -> Plan:
-        around = self._around
-        security = (around.facts.pod["spec"].get("securityContext") or {}) | (self.spec.get("securityContext") or {})
+    async def _make_plan(self, environment: Environment) -> ContainerPlan:
+        context = self._context
+        security = (context.facts.pod["spec"].get("securityContext") or {}) | (self.spec.get("securityContext") or {})
         base = {
             "PATH": environment.path,
             "HOME": str(Path.home()),
             "LANG": "C.UTF-8",
-            "HOSTNAME": around.hostname,
-            "KUBERNETES_SERVICE_HOST": around.node.service_address[0],
-            "KUBERNETES_SERVICE_PORT": str(around.node.service_address[1]),
-            "KUBERNETES_SERVICE_PORT_HTTPS": str(around.node.service_address[1]),
+            "HOSTNAME": context.hostname,
+            "KUBERNETES_SERVICE_HOST": context.node.service_address[0],
+            "KUBERNETES_SERVICE_PORT": str(context.node.service_address[1]),
+            "KUBERNETES_SERVICE_PORT_HTTPS": str(context.node.service_address[1]),
         }
-        env = await Environ(around.facts, self.spec, around.fetch, base).build()
-        log = around.folder / self.spec["name"] / f"{self.state.restart_count}.log"
+        env = await Environ(context.facts, self.spec, context.fetch, base).build()
+        log = context.folder / self.spec["name"] / f"{self.state.restart_count}.log"
         self.newest_log = self.state.restart_count
         log.parent.mkdir(parents=True, exist_ok=True)
         log.with_suffix(".message").write_bytes(b"")
         message_path = self.spec.get("terminationMessagePath") or DEFAULT_MESSAGE_PATH
-        own = [Mount(str(log.with_suffix(".message")), message_path), Mount(str(around.hosts_file), "/etc/hosts")]
-        return Plan(
+        own = [Mount(str(log.with_suffix(".message")), message_path), Mount(str(context.hosts_file), "/etc/hosts")]
+        return ContainerPlan(
             argv=command_line(self.spec, list(environment.entrypoint), env),
             env=env,
             cwd=self.spec.get("workingDir") or "/",
-            hostname=around.hostname[:63],
+            hostname=context.hostname[:63],
             log=str(log),
             mounts=self._uncovered(self._mounts(env), environment.folders) + own,
             read_only_root=bool(security.get("readOnlyRootFilesystem")),
@@ -242,7 +243,7 @@ class Runner:
 
     def _mounts(self, env: dict[str, str]) -> list[Mount]:
         mounts = self.spec.get("volumeMounts") or []
-        if self._around.node.sandbox.isolation != "namespaces":
+        if self._context.node.sandbox.isolation != "namespaces":
             foreign = [
                 m["mountPath"] for m in mounts if not m["mountPath"].startswith("/var/run/secrets/kubernetes.io")
             ]
@@ -251,30 +252,30 @@ class Runner:
         result = []
         for mount in mounts:
             sub_path = mount.get("subPath") or expand(mount.get("subPathExpr") or "", env)
-            source = self._around.volumes.source(mount["name"], sub_path)
+            source = self._context.volumes.source(mount["name"], sub_path)
             result.append(Mount(str(source), mount["mountPath"], bool(mount.get("readOnly"))))
         return result
 
     def _uncovered(self, volumes: list[Mount], image: Sequence[str]) -> list[Mount]:
-        """The volumes, and what of the image lies below one of them: its files are the host's, where a volume hides them."""
+        """The volumes, and the folders of the image that a volume would hide, since an image's files are the host's."""
         hidden = [
             folder for folder in image if any(folder.startswith(f"{volume.target.rstrip('/')}/") for volume in volumes)
         ]
         return volumes + [Mount(folder, folder) for folder in hidden if Path(folder).is_dir()]
 
-    def _message_file(self, plan: Plan) -> Path:
+    def _message_file(self, plan: ContainerPlan) -> Path:
         return Path(plan.log).with_suffix(".message")
 
     async def _inside(self, argv: list[str], seconds: float) -> tuple[int, str]:
         if self._process is None or self._plan is None:
             return 1, "the container is not running"
-        return await self._process.run_inside(self._around.node.sandbox, inside(self._plan, argv), seconds)
+        return await self._process.run_inside(self._context.node.sandbox, inside(self._plan, argv), seconds)
 
     def _target(self) -> Target:
-        return Target(self.spec, self._around.facts.pod_ip, self._inside, self._around.node.probes)
+        return Target(self.spec, self._context.facts.pod_ip, self._inside, self._context.node.probes)
 
-    async def _probes(self, process: Process) -> None:
-        """All probes of one run; the startup probe goes first."""
+    async def _probes(self, process: ContainerProcess) -> None:
+        """All probes of one run, the startup probe first."""
         target = self._target()
         if "startupProbe" in self.spec and not await self._start_up(target, process):
             return
@@ -284,8 +285,8 @@ class Runner:
             if "livenessProbe" in self.spec:
                 group.create_task(probe(target, self.spec["livenessProbe"], self._settle_liveness))
 
-    async def _start_up(self, target: Target, process: Process) -> bool:
-        """Whether the startup probe has succeeded. It must not go on after that, nor after the run that it is for."""
+    async def _start_up(self, target: Target, process: ContainerProcess) -> bool:
+        """Whether the startup probe succeeds. It must end with its success and with the run that it is for."""
         startup = asyncio.create_task(probe(target, self.spec["startupProbe"], self._settle_startup))
         try:
             while not self.state.started:
@@ -302,36 +303,36 @@ class Runner:
             return
         self.state.started = True
         self.state.ready = "readinessProbe" not in self.spec
-        self._around.changed()
+        self._context.changed()
 
     async def _settle_readiness(self, good: bool, problem: str) -> None:  # noqa: FBT001
         if self.state.ready != good:
             self.state.ready = good
-            self._around.changed()
+            self._context.changed()
             if problem:
-                self._around.node.event(self._around.facts.pod, "Unhealthy", f"Readiness probe failed: {problem}")
+                self._context.node.event(self._context.facts.pod, "Unhealthy", f"Readiness probe failed: {problem}")
 
     async def _settle_liveness(self, good: bool, problem: str) -> None:  # noqa: FBT001
         if not good:
             await self._fail("Liveness", problem, self.spec["livenessProbe"])
 
     async def _fail(self, what: str, problem: str, spec: Json) -> None:
-        """A probe says that the container is broken: end this run; the restart policy decides on the next."""
+        """A probe has failed: end this run. The restart policy decides whether there is another."""
         self._unhealthy = True
-        self._around.node.event(self._around.facts.pod, "Unhealthy", f"{what} probe failed: {problem}")
+        self._context.node.event(self._context.facts.pod, "Unhealthy", f"{what} probe failed: {problem}")
         grace = spec.get("terminationGracePeriodSeconds")
         if grace is None:
-            grace = self._around.facts.pod["spec"].get("terminationGracePeriodSeconds", 30)
+            grace = self._context.facts.pod["spec"].get("terminationGracePeriodSeconds", 30)
         await self._end_process(Deadline(time.monotonic() + grace))
 
     async def shut_down(self, deadline: Deadline) -> None:
-        """End this container for good: hook, SIGTERM, and SIGKILL when the deadline passes."""
+        """End this container for good: preStop hook, SIGTERM, and SIGKILL at the deadline."""
         self._stopping.set()
         hook = ((self.spec.get("lifecycle") or {}).get("preStop")) if self._process else None
         if hook and deadline.left() > 0:
             problem = await self._target().check(hook, deadline.left())
             if problem:
-                self._around.node.event(self._around.facts.pod, "FailedPreStopHook", problem)
+                self._context.node.event(self._context.facts.pod, "FailedPreStopHook", problem)
         await self._end_process(deadline)
 
     async def _end_process(self, deadline: Deadline) -> None:

@@ -1,9 +1,10 @@
-"""The small program between a node and one container's processes (standard library only, started for every container).
+"""The small program between a node and the processes of one container.
 
-It reads one JSON document from its standard input and reports on file descriptor `status_fd`, one JSON object a line:
-`{"pid": N}` once the command runs, `{"error": text}` if it could not be started, `{"exit": N}` or `{"signal": N}` when
-it ended. SIGTERM is passed on to the command, SIGUSR1 kills everything at once. If the node dies, the kernel kills this
-program, and with it the container's first process, and with that the whole PID namespace.
+It starts in milliseconds with every container, so it imports the standard library only. It reads one JSON document from
+its standard input and reports on file descriptor `status_fd`, one JSON object per line: `{"pid": N}` once the command
+runs, `{"error": text}` if it could not be started, `{"exit": N}` or `{"signal": N}` when it has ended. SIGTERM goes on to
+the command, and SIGUSR1 kills everything at once. If the node dies, the kernel kills this program, then the container's
+first process, and then the whole PID namespace.
 """
 
 import ctypes
@@ -51,7 +52,7 @@ def enter_namespaces(spec: dict[str, Any]) -> None:
     limits = " of an unprivileged user (user.max_user_namespaces, kernel.unprivileged_userns_clone, AppArmor)"
     check(libc.unshare(flags), "new namespaces" + (limits if spec["user_namespace"] else ""))
     if spec["user_namespace"]:
-        # The same user inside and outside: files that the pod writes belong to whoever runs the node.
+        # The same user inside and outside: files that the pod writes belong to the user who runs the node.
         write_proc("setgroups", "deny")
         write_proc("uid_map", f"{uid} {uid} 1")
         write_proc("gid_map", f"{gid} {gid} 1")
@@ -81,7 +82,10 @@ def become_command(spec: dict[str, Any], output_fd: int) -> None:
 
 
 def first_process(spec: dict[str, Any], go: int, failed: int) -> None:
-    """The container's first process: dies with its parent, builds its file system, becomes the command."""
+    """Be the container's first process: die with the parent, build the file system, become the command.
+
+    It waits for a byte from the pipe `go`, and writes why it could not start to the pipe `failed`.
+    """
     try:
         os.setsid()
         prctl(PR_SET_PDEATHSIG, signal.SIGKILL)
@@ -89,11 +93,11 @@ def first_process(spec: dict[str, Any], go: int, failed: int) -> None:
             os._exit(1)
         output = os.open(spec["log"], os.O_WRONLY | os.O_APPEND | os.O_CREAT, 0o600)
         if spec["isolation"] == "namespaces":
-            from rootfs import build_root  # type: ignore[import-not-found]  # only here needed, and milliseconds count
+            from rootfs import build_root  # type: ignore[import-not-found]  # only needed here, and it takes milliseconds
 
             build_root(spec, libc)
         become_command(spec, output)
-    except BaseException as problem:  # whatever it is, the node must hear of it
+    except BaseException as problem:  # the node must know every reason
         os.write(failed, describe(problem, spec).encode())
     os._exit(127)
 
@@ -105,7 +109,7 @@ def describe(problem: BaseException, spec: dict[str, Any]) -> str:
 
 
 def kill_descendants() -> None:
-    """Without a PID namespace: end whatever was left behind and came back to this subreaper."""
+    """Without a PID namespace: kill the processes that the command left, which are now this subreaper's children."""
     while True:
         try:
             pid, _ = os.waitpid(-1, os.WNOHANG)
@@ -120,15 +124,18 @@ def kill_descendants() -> None:
 
 
 def wait_for_any() -> int:
-    """The id of a child that has ended and still is to be collected."""
+    """The id of a child that has ended and is not collected yet."""
     ended = os.waitid(os.P_ALL, 0, os.WEXITED | os.WNOWAIT)
     assert ended is not None  # noqa: S101  only WNOHANG returns None
     return ended.si_pid
 
 
 def supervise(pid: int, status_fd: int, *, namespaces: bool) -> None:
-    """Wait for the first process, then report how it ended."""
-    # Its number stays its own until it is collected, and from then on no signal may be passed on to that number.
+    """Wait for the first process `pid`, then report how it ended on `status_fd`.
+
+    Without `namespaces`, kill what it left.
+    """
+    # Its id stays its own until it is collected. After that no signal may go to this id.
     while (ended := wait_for_any()) != pid:
         os.waitpid(ended, 0)
     for number in (signal.SIGTERM, signal.SIGUSR1):
@@ -144,7 +151,7 @@ def supervise(pid: int, status_fd: int, *, namespaces: bool) -> None:
 
 
 def run(spec: dict[str, Any]) -> None:
-    """Start the command of one container and stay with it to its end."""
+    """Start the command of one container and wait for its end."""
     status_fd = int(spec["status_fd"])
     os.set_inheritable(status_fd, False)
     namespaces = spec["isolation"] == "namespaces"
@@ -162,7 +169,7 @@ def run(spec: dict[str, Any]) -> None:
     def pass_on(number: int, _frame: FrameType | None) -> None:
         try:
             os.kill(pid, signal.SIGKILL if number == signal.SIGUSR1 else number)
-        except ProcessLookupError:  # it could not be started and is gone
+        except ProcessLookupError:  # it did not start
             return
 
     signal.signal(signal.SIGTERM, pass_on)

@@ -1,7 +1,7 @@
 """Service names and addresses for the pods of one node, without any routing in the kernel.
 
-Every Service gets a loopback address of this node, on which the node listens and passes connections on to ready pods.
-The API refuses loopback addresses in EndpointSlices, so the ready pods are found by the Service's selector here.
+For every Service the node claims a loopback address, listens on it and forwards connections to ready pods. The API
+refuses loopback addresses in EndpointSlices, so the node finds the ready pods by the Service's selector.
 """
 
 import asyncio
@@ -12,7 +12,8 @@ from collections.abc import Callable
 from dataclasses import dataclass, field
 
 from localkube.node import addresses
-from localkube.node.api import Access, Json
+from localkube.node.api import Access
+from localkube.node.objects import Json
 
 COPY_BYTES = 65536
 CONNECT_SECONDS = 5.0
@@ -38,12 +39,12 @@ def selects(service: Json, pod: Json) -> bool:
 
 def target_port(port: Json, pod: Json) -> int | None:
     """The pod's port behind a Service's port; None if it has no port of that name."""
-    wanted = port.get("targetPort") or port["port"]
-    if isinstance(wanted, int):
-        return wanted
+    target = port.get("targetPort") or port["port"]
+    if isinstance(target, int):
+        return target
     for container in pod["spec"]["containers"]:
         for own in container.get("ports") or []:
-            if own.get("name") == wanted:
+            if own.get("name") == target:
                 return int(own["containerPort"])
     return None
 
@@ -58,8 +59,8 @@ async def _copy(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> N
 
 
 @dataclass
-class Forward:
-    """One listening port of a Service; it listens only while somebody is ready behind it."""
+class PortForwarder:
+    """One port of a Service. It listens only while a pod behind it is ready."""
 
     address: str
     port: int
@@ -69,12 +70,12 @@ class Forward:
     _served: set[asyncio.Task[None]] = field(default_factory=set)
 
     async def point_at(self, targets: list[tuple[str, int]]) -> None:
-        """Pass new connections on to these; existing ones go on."""
+        """Forward new connections to these targets; existing connections continue."""
         self.targets = targets
         if targets and self._server is None:
             try:
                 self._server = await asyncio.start_server(self._accept, self.address, self.port)
-            except OSError as problem:  # below 1024 this takes a privilege
+            except OSError as problem:  # a port below 1024 needs a privilege
                 log.warning("service port %s:%s: %s", self.address, self.port, problem)
         elif not targets:
             self.close()
@@ -87,7 +88,7 @@ class Forward:
 
     def _accept(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         task = asyncio.create_task(self._serve(reader, writer))
-        self._served.add(task)  # the loop's own reference is a weak one
+        self._served.add(task)  # the event loop itself has only a weak reference
         task.add_done_callback(self._served.discard)
 
     async def _serve(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
@@ -116,8 +117,8 @@ class Services:
         self._changed = changed
         self._services: dict[str, Json] = {}
         self._pods: dict[str, Json] = {}
-        self._claims: dict[str, addresses.Claim] = {}
-        self._forwards: dict[tuple[str, int], Forward] = {}
+        self._claims: dict[str, addresses.AddressClaim] = {}
+        self._forwarders: dict[tuple[str, int], PortForwarder] = {}
         self._applying = asyncio.Lock()
 
     async def on_service(self, kind: str, service: Json) -> None:
@@ -152,12 +153,12 @@ class Services:
         return [(pod["status"]["podIP"], number) for pod in pods if (number := target_port(port, pod)) is not None]
 
     async def _apply(self) -> None:
-        """Make the listening ports and the names fit the Services and pods known now; one change after the other."""
+        """Make the listening ports and the names match the known Services and pods, one change at a time."""
         async with self._applying:
             await self._fit()
 
     async def _fit(self) -> None:
-        wanted: set[tuple[str, int]] = set()
+        current: set[tuple[str, int]] = set()
         for uid, service in tuple(self._services.items()):  # events arrive while a port is being opened
             if _headless(service):
                 continue
@@ -167,18 +168,18 @@ class Services:
                 if port.get("protocol", "TCP") != "TCP":
                     continue
                 key = (uid, port["port"])
-                wanted.add(key)
-                if key not in self._forwards:
-                    self._forwards[key] = Forward(self._claims[uid].address, port["port"])
-                await self._forwards[key].point_at(self._targets(service, port))
-        for key in self._forwards.keys() - wanted:
-            self._forwards.pop(key).close()
+                current.add(key)
+                if key not in self._forwarders:
+                    self._forwarders[key] = PortForwarder(self._claims[uid].address, port["port"])
+                await self._forwarders[key].point_at(self._targets(service, port))
+        for key in self._forwarders.keys() - current:
+            self._forwarders.pop(key).close()
         for uid in self._claims.keys() - self._services.keys():
             self._claims.pop(uid).release()
         self._changed()
 
     def hosts_text(self, namespace: str) -> str:
-        """The hosts file's lines on Services for a pod of this namespace."""
+        """The lines about Services in the hosts file of a pod in this namespace."""
         lines: list[str] = []
         for uid, service in sorted(self._services.items()):
             if not _headless(service):

@@ -1,14 +1,14 @@
-"""From what a node knows about a pod's containers to the status that the API shows. No input or output in here."""
+"""The pod status that the API shows, computed from what a node knows about the containers. No input or output here."""
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from datetime import UTC, datetime
 
-from localkube.node.api import Json
+from localkube.node.objects import Json
 
 WAITING = "ContainerCreating"
 TERMINAL = ("Succeeded", "Failed")
-# A strategic merge patch would add to the addresses that an earlier life of the node reported.
+# Without it a strategic merge patch would keep the addresses that an earlier process of this node reported.
 _REPLACE = {"$patch": "replace"}
 
 
@@ -32,13 +32,13 @@ class ContainerState:
 
     @property
     def exit_code(self) -> int | None:
-        """How it ended, if it has ended and is not about to run again."""
+        """The exit code, if the container has ended and does not run again."""
         ended = self.state.get("terminated")
         return None if ended is None else int(ended["exitCode"])
 
     @property
     def ever_ran(self) -> bool:
-        """Whether it runs or ran before."""
+        """Whether it runs now or has run before."""
         return "waiting" not in self.state or "terminated" in self.last_state
 
     def to_json(self) -> Json:
@@ -57,7 +57,10 @@ class ContainerState:
 
 
 def restarts(container: Json, pod_policy: str, exit_code: int, *, init: bool) -> bool:
-    """Whether a container that ended so is started again: its own rules first, then its policy, then the pod's."""
+    """Whether a container that ended with `exit_code` runs again.
+
+    Its own rules count first, then its own policy, then `pod_policy`. `init` says that it is an init container.
+    """
     for rule in container.get("restartPolicyRules") or []:
         codes = rule.get("exitCodes") or {}
         if (exit_code in (codes.get("values") or [])) == (codes.get("operator") == "In"):
@@ -67,19 +70,19 @@ def restarts(container: Json, pod_policy: str, exit_code: int, *, init: bool) ->
 
 
 def is_sidecar(container: Json) -> bool:
-    """Whether an init container is one that stays."""
+    """Whether an init container is a sidecar, which runs as long as its pod."""
     return bool(container.get("restartPolicy") == "Always")
 
 
 @dataclass(frozen=True)
 class PodView:
-    """A pod's specification together with the states of its containers, init containers first by position."""
+    """A pod's specification and the states of its containers, in the order of the specification."""
 
     pod: Json
     init: Sequence[ContainerState]
     main: Sequence[ContainerState]
     finished: bool = False
-    """Nothing of this pod runs and nothing will."""
+    """No container of this pod runs or will run."""
 
     @property
     def policy(self) -> str:
@@ -95,7 +98,7 @@ class PodView:
         )
 
     def phase(self) -> str:
-        """The pod's phase by the rules that a kubelet follows."""
+        """The pod's phase by a kubelet's rules."""
         if self.finished:
             return "Succeeded" if self.initialized_or_over and self._all_succeeded() else "Failed"
         if not self.initialized and not any(state.ever_ran for state in self.main):
@@ -114,13 +117,13 @@ class PodView:
         return all(state.exit_code == 0 for state in self.main)
 
     def conditions(self, now: str) -> list[Json]:
-        """The conditions that a node owns; times change only with the status."""
+        """The conditions that a node owns. A condition's time changes only with its status."""
         unready = [state.name for state in self.main if not state.ready]
         over = self.phase() in TERMINAL
         done = {"reason": "PodCompleted" if self.phase() == "Succeeded" else "PodFailed"}
         reasons = {"reason": "ContainersNotReady", "message": f"containers with unready status: [{' '.join(unready)}]"}
         lacking = self._gates_lacking()
-        wanted: list[tuple[str, bool, Mapping[str, str]]] = [
+        found: list[tuple[str, bool, Mapping[str, str]]] = [
             ("PodScheduled", True, {}),
             ("PodReadyToStartContainers", not over, {}),
             ("Initialized", self.initialized or (over and self.initialized_or_over),
@@ -129,7 +132,7 @@ class PodView:
             ("Ready", not unready and not lacking and not over,
              done if over else (reasons if unready else {"reason": "ReadinessGatesNotReady", "message": lacking})),
         ]  # fmt: skip
-        return [self._condition(kind, holds=holds, otherwise=why, now=now) for kind, holds, why in wanted]
+        return [self._condition(kind, holds=holds, otherwise=why, now=now) for kind, holds, why in found]
 
     def _gates_lacking(self) -> str:
         known = {entry["type"]: entry["status"] for entry in (self.pod.get("status") or {}).get("conditions") or []}
@@ -143,13 +146,17 @@ class PodView:
             (item for item in (self.pod.get("status") or {}).get("conditions") or [] if item["type"] == kind), None
         )
         since = old["lastTransitionTime"] if old and old["status"] == status and old.get("lastTransitionTime") else now
-        # Explicit nulls: a strategic merge patch would otherwise keep the reason of a status that no longer holds.
+        # Explicit nulls: otherwise a strategic merge patch would keep the reason of an earlier status.
         why = {"reason": None, "message": None} | ({} if holds else dict(otherwise))
         return {"type": kind, "status": status, "lastProbeTime": None, "lastTransitionTime": since} | why
 
 
 def pod_status(view: PodView, *, pod_ip: str, host_ip: str, start_time: str, now: str) -> Json:
-    """The part of the pod's status that its node owns."""
+    """The part of the pod's status that its node owns.
+
+    `pod_ip` and `host_ip` are the addresses of the pod and its node. `start_time` and `now` are times as the API has them:
+    when the node took the pod, and the time for conditions that change.
+    """
     status: Json = {
         "phase": view.phase(),
         "conditions": view.conditions(now),

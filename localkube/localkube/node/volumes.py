@@ -1,4 +1,4 @@
-"""A pod's volumes as folders of the host, filled from the API and replaced atomically when their content changes."""
+"""A pod's volumes as folders of the host. Content from the API is replaced atomically when it changes."""
 
 import os
 import shutil
@@ -7,8 +7,9 @@ import time
 from dataclasses import dataclass, field
 from pathlib import Path, PurePosixPath
 
-from localkube.node.api import Api, ApiError, Json
+from localkube.node.api import Api, ApiError
 from localkube.node.env import BadConfig, Fetch, entries
+from localkube.node.objects import Json
 from localkube.node.references import PodFacts
 
 DEFAULT_MODE = 0o644
@@ -20,13 +21,13 @@ Tree = dict[str, tuple[bytes, int]]
 
 
 class NotMounted(Exception):
-    """A volume cannot be had now; the pod waits and the node tries again."""
+    """A volume is not available now. The pod waits, and the node tries again."""
 
 
 def write_atomically(folder: Path, tree: Tree) -> None:
-    """Make the folder show exactly these files; readers see all of the old ones or all of the new ones.
+    """Make the folder show exactly these files. Readers see all of the old ones or all of the new ones.
 
-    Each name is a link into `..data`, itself a link to a folder that is never changed once it can be seen.
+    Each name is a link into `..data`, which is a link to a folder that never changes once it is visible.
     """
     current = folder / "..data"
     if current.is_symlink() and _read_tree(current) == tree:
@@ -62,7 +63,10 @@ def _read_tree(folder: Path) -> Tree:
 
 
 def selected(found: dict[str, bytes], source: Json, default_mode: int) -> Tree:
-    """The files of a ConfigMap or Secret source: all entries, or its `items`. Raises NotMounted for a missing key."""
+    """The files of a ConfigMap or Secret source: all entries `found`, or those that the source's `items` select.
+
+    `default_mode` is for items without a mode of their own. Raises NotMounted for a missing key.
+    """
     items = source.get("items")
     if not items:
         return {key: (value, default_mode) for key, value in found.items()}
@@ -77,7 +81,7 @@ def selected(found: dict[str, bytes], source: Json, default_mode: int) -> Tree:
 
 @dataclass
 class Token:
-    """A token and when, on this process's monotonic clock, to ask for the next one."""
+    """A token, and when to request the next one on this process's monotonic clock."""
 
     text: str
     refresh_at: float
@@ -95,7 +99,7 @@ class Volumes:
     _tokens: dict[tuple[str, str], Token] = field(default_factory=dict)
 
     async def set_up(self) -> None:
-        """Make every volume of the pod. Raises NotMounted."""
+        """Create every volume of the pod. Raises NotMounted."""
         for volume in self.facts.pod["spec"].get("volumes") or []:
             try:
                 self._sources[volume["name"]] = await self._one(volume)
@@ -103,7 +107,7 @@ class Volumes:
                 raise NotMounted(f'volume "{volume["name"]}": {problem}') from problem
 
     async def refresh(self) -> None:
-        """Bring the content of API-filled volumes up to date. Raises NotMounted; the old content then stays."""
+        """Update the content that comes from the API. Raises NotMounted; the old content then stays."""
         for volume in self.facts.pod["spec"].get("volumes") or []:
             if not {"configMap", "secret", "downwardAPI", "projected"}.isdisjoint(volume):
                 try:
@@ -112,7 +116,10 @@ class Volumes:
                     raise NotMounted(f'volume "{volume["name"]}": {problem}') from problem
 
     def source(self, name: str, sub_path: str = "") -> Path:
-        """The host's path of a volume, or of a path in it, made if missing. Raises BadConfig for one that leaves it."""
+        """The host's path of a volume or of a path in it, which is created if it is missing.
+
+        Raises BadConfig for a path that leaves the volume.
+        """
         base = self._sources[name]
         if not sub_path:
             return base
@@ -155,8 +162,8 @@ class Volumes:
             return {item["path"]: (self._fact(item).encode(), item.get("mode", mode)) for item in
                     source["downwardAPI"].get("items") or []}  # fmt: skip
         if "serviceAccountToken" in source:
-            wanted = source["serviceAccountToken"]
-            return {wanted["path"]: ((await self._token(wanted)).encode(), mode)}
+            token = source["serviceAccountToken"]
+            return {token["path"]: ((await self._token(token)).encode(), mode)}
         raise NotMounted(f"a projected source of kind {sorted(source)} is not supported by process nodes")
 
     def _fact(self, item: Json) -> str:
@@ -167,15 +174,15 @@ class Volumes:
         except ValueError as problem:
             raise NotMounted(str(problem)) from problem
 
-    async def _token(self, wanted: Json) -> str:
-        audience = wanted.get("audience", "")
-        key = (audience, wanted["path"])
+    async def _token(self, source: Json) -> str:
+        audience = source.get("audience", "")
+        key = (audience, source["path"])
         known = self._tokens.get(key)
         if known and time.monotonic() < known.refresh_at:
             return known.text
         meta, spec = self.facts.pod["metadata"], self.facts.pod["spec"]
         account = spec.get("serviceAccountName") or "default"
-        seconds = int(wanted.get("expirationSeconds") or TOKEN_SECONDS)
+        seconds = int(source.get("expirationSeconds") or TOKEN_SECONDS)
         bound = {"kind": "Pod", "apiVersion": "v1", "name": meta["name"], "uid": meta["uid"]}
         body = {
             "apiVersion": "authentication.k8s.io/v1",
@@ -193,7 +200,7 @@ class Volumes:
         return self._tokens[key].text
 
     async def _claimed(self, claim: str) -> Path:
-        """A claim that is bound to a volume which is a folder of the host."""
+        """The folder of the host behind a bound claim. Raises NotMounted."""
         namespace = self.facts.pod["metadata"]["namespace"]
         found = await self.api.get(f"/api/v1/namespaces/{namespace}/persistentvolumeclaims/{claim}")
         if (found.get("status") or {}).get("phase") != "Bound":
@@ -206,12 +213,12 @@ class Volumes:
 
 
 def _named(key: str, body: Json) -> Json:
-    """The body of a plain volume as that of a projected source: a Secret volume names its Secret differently."""
+    """A plain volume's body in the form of a projected source. Only a Secret volume names its object differently."""
     return body | {"name": body["secretName"]} if key == "secret" and "secretName" in body else body
 
 
 def host_path(source: Json) -> Path:
-    """A path of the host, checked or made as its type says. Raises NotMounted."""
+    """A path of the host, checked or created as its type says. Raises NotMounted."""
     path, kind = Path(source["path"]), source.get("type", "")
     if kind == "DirectoryOrCreate":
         path.mkdir(mode=0o755, parents=True, exist_ok=True)

@@ -27,6 +27,7 @@ from typing import Final
 from holdfast.distributed.coordination import Coordination
 from holdfast.errors import PeerLost
 from holdfast_contract import codec
+from holdfast_contract.sync import SaveRequest
 
 HOLD_SECONDS: Final = 2.0
 HOLD_SHARE: Final = 0.1
@@ -46,27 +47,6 @@ class Answer(enum.StrEnum):
     FRESH = "fresh"  # the committed checkpoint of `step` answers: no completed step is missing in it
     TOO_LATE = "too-late"  # no save can be committed in time; none is begun
     ABANDONED = "abandoned"  # not every rank answered in time
-
-
-@dataclass(frozen=True)
-class Ask:
-    """A request for a save. ``seconds_left`` None: no hurry. ``stop``: training ends once it is answered."""
-
-    id: str
-    seconds_left: float | None = None
-    stop: bool = False
-
-    @property
-    def key(self) -> tuple[str, bool]:
-        """Two asks with the same key are one: asking to stop as well is asking for more."""
-        return self.id, self.stop
-
-    @property
-    def hold_seconds(self) -> float:
-        """How long a round may hold the loop."""
-        if self.seconds_left is None:
-            return HOLD_SECONDS
-        return max(SHORTEST_HOLD_SECONDS, min(HOLD_SECONDS, HOLD_SHARE * self.seconds_left))
 
 
 @dataclass(frozen=True)
@@ -92,17 +72,24 @@ class Decision:
     reason: str = ""
 
 
-def decide(ask: Ask, facts: Sequence[Facts], seconds_left: float | None) -> Decision:
+def hold_seconds(request: SaveRequest) -> float:
+    """How long a round on this request may hold the loop."""
+    if request.seconds_left is None:
+        return HOLD_SECONDS
+    return max(SHORTEST_HOLD_SECONDS, min(HOLD_SECONDS, HOLD_SHARE * request.seconds_left))
+
+
+def decide(request: SaveRequest, facts: Sequence[Facts], seconds_left: float | None) -> Decision:
     """The decision from what every rank said and the seconds that are left now."""
     entered = max(f.entered for f in facts)
     forecast = max(f.forecast_seconds for f in facts)
     newest = min(f.newest for f in facts)
-    covers = entered if ask.stop else max(f.completed for f in facts)
+    covers = entered if request.stop else max(f.completed for f in facts)
     if newest >= covers and newest >= 0:
-        return Decision(Answer.FRESH, newest, entered if ask.stop else None, forecast)
+        return Decision(Answer.FRESH, newest, entered if request.stop else None, forecast)
     if seconds_left is None or forecast <= seconds_left:
-        return Decision(Answer.SAVE, entered + 1, entered + 1 if ask.stop else None, forecast)
-    stop_after = entered if ask.stop else None
+        return Decision(Answer.SAVE, entered + 1, entered + 1 if request.stop else None, forecast)
+    stop_after = entered if request.stop else None
     flying = _common_in_flight(facts)
     if flying is not None and max(f.in_flight_seconds for f in facts) <= seconds_left:
         return Decision(Answer.IN_FLIGHT, flying, stop_after, forecast)
@@ -126,7 +113,7 @@ class Gate:
         self._changed = threading.Condition()
         self._entered = entered
         self._held = False
-        self._decided: list[tuple[Ask, Decision]] = []
+        self._due: set[int] = set()
         self._stop_after: int | None = None
         self._broken: PeerLost | None = None
 
@@ -173,11 +160,11 @@ class Gate:
             self._held = True
             return self._entered
 
-    def release(self, ask: Ask, decision: Decision) -> None:
+    def release(self, decision: Decision) -> None:
         """Let the main thread go on, with this to obey."""
         with self._changed:
             if decision.answer is Answer.SAVE:
-                self._decided.append((ask, decision))
+                self._due.add(decision.step)
             if decision.stop_after is not None and (self._stop_after is None or decision.stop_after < self._stop_after):
                 self._stop_after = decision.stop_after
             self._held = False
@@ -195,12 +182,12 @@ class Gate:
             if not self._is_past_end(self._entered + 1):
                 self._stop_after = self._entered
 
-    def take(self, step: int) -> tuple[Ask, ...]:
-        """The requests that a save after ``step`` answers; each is handed out once."""
+    def take_due(self, step: int) -> bool:
+        """Whether the ranks agreed on a save after ``step`` or before it; True once for each agreed save."""
         with self._changed:
-            due = tuple(ask for ask, decision in self._decided if decision.step <= step)
-            self._decided = [(a, d) for a, d in self._decided if d.step > step]
-            return due
+            due = {agreed for agreed in self._due if agreed <= step}
+            self._due -= due
+            return bool(due)
 
     def _is_past_end(self, step: int) -> bool:
         return self._stop_after is not None and step > self._stop_after
@@ -209,14 +196,14 @@ class Gate:
 class Round:
     """One round in one rank, a store operation at a time."""
 
-    def __init__(self, coordination: Coordination, number: int, ask: Ask, gate: Gate) -> None:
+    def __init__(self, coordination: Coordination, number: int, request: SaveRequest, gate: Gate) -> None:
         self._coordination, self._gate = coordination, gate
         self._key = round_key(number)
         self._facts = f"{self._key}/facts"
         self._rank = coordination.process_index
         self._deadline: float | None = None
         self._published = False
-        self.ask = ask
+        self.request = request
         self.began: float | None = None
 
     @property
@@ -237,7 +224,7 @@ class Round:
         releases it with the decision. Raises CoordinationLost.
         """
         if not self._published:
-            self.began, self._deadline = now, now + self.ask.hold_seconds
+            self.began, self._deadline = now, now + hold_seconds(self.request)
             entered = self._gate.hold()
             mine = replace(facts(), entered=entered)
             self._coordination.create(f"{self._facts}/{self._rank}", codec.encode(mine).decode())
@@ -255,14 +242,14 @@ class Round:
         if self._rank == 0:
             said = self._coordination.directory(self._facts)
             if len(said) == self._coordination.process_count:
-                left = self.ask.seconds_left
+                left = self.request.seconds_left
                 left = None if left is None else left - (now - (self.began or now))
-                return decide(self.ask, [codec.decode(Facts, v) for v in said.values()], left)
+                return decide(self.request, [codec.decode(Facts, v) for v in said.values()], left)
         if now < self.deadline:
             return None
         said = self._coordination.directory(self._facts)
         silent = [r for r in range(self._coordination.process_count) if f"{self._facts}/{r}" not in said]
-        reason = f"no agreement within {self.ask.hold_seconds:.2f} s; no word from process(es) {silent}"
+        reason = f"no agreement within {hold_seconds(self.request):.2f} s; no word from process(es) {silent}"
         return Decision(Answer.ABANDONED, reason=reason)
 
 

@@ -10,10 +10,11 @@ from collections.abc import Callable
 from dataclasses import dataclass, replace
 from typing import Final
 
-from holdfast.distributed.agreement import CLOSED, Answer, Ask, Decision, Facts, Gate, Round, round_key, seconds_until
+from holdfast.distributed.agreement import CLOSED, Answer, Decision, Facts, Gate, Round, round_key, seconds_until
 from holdfast.distributed.coordination import Coordination
 from holdfast.errors import CoordinationLost, PeerLost
 from holdfast_contract import codec
+from holdfast_contract.sync import SaveRequest
 
 WATCH_SECONDS: Final = 30.0
 """One blocking read for the next round; renewed for ever. A round wakes it at once."""
@@ -25,28 +26,30 @@ log = logging.getLogger("holdfast")
 
 
 @dataclass
-class _Wish:
+class _Proposal:
     """A request of this rank that no round has settled yet."""
 
-    ask: Ask
+    request: SaveRequest
     deadline: float | None  # of the monotonic clock
 
 
 class Agreement:
     """This rank's part in all agreements of an attempt. ``ask`` from any thread; the main thread uses ``gate``.
 
-    ``facts`` is called on the watching thread; ``decided`` there too, with the request and what was decided, before the
-    main thread is let go.
+    Args:
+        coordination: the key-value store of all ranks.
+        facts: what this rank knows now; called on the watching thread.
+        agreed: takes the request and the decision, on the watching thread, before the main thread is released.
     """
 
     def __init__(
-        self, coordination: Coordination, *, facts: Callable[[], Facts], decided: Callable[[Ask, Decision], None]
+        self, coordination: Coordination, *, facts: Callable[[], Facts], agreed: Callable[[SaveRequest, Decision], None]
     ) -> None:
         self.gate = Gate()
-        self._coordination, self._facts, self._decided = coordination, facts, decided
+        self._coordination, self._facts, self._agreed = coordination, facts, agreed
         self._lock = threading.Lock()
         self._number = 1
-        self._wishes: dict[tuple[str, bool], _Wish] = {}
+        self._proposals: dict[tuple[str, bool], _Proposal] = {}
         self._settled: set[tuple[str, bool]] = set()
         self._abandoned: dict[tuple[str, bool], int] = {}
         self._closing = False
@@ -56,22 +59,22 @@ class Agreement:
         """Begin to watch."""
         self._thread.start()
 
-    def ask(self, ask: Ask) -> None:
+    def ask(self, request: SaveRequest) -> None:
         """Ask all ranks for a save. Asking again for the same thing changes nothing. Returns at once."""
         with self._lock:
-            if ask.key in self._wishes or ask.key in self._settled:
+            if _key(request) in self._proposals or _key(request) in self._settled:
                 return
-            deadline = None if ask.seconds_left is None else time.monotonic() + ask.seconds_left
-            self._wishes[ask.key] = _Wish(ask, deadline)
+            deadline = None if request.seconds_left is None else time.monotonic() + request.seconds_left
+            self._proposals[_key(request)] = _Proposal(request, deadline)
             number = self._number
         self._propose(number)
 
-    def withdraw(self, ask_id: str) -> bool:
+    def withdraw(self, request_id: str) -> bool:
         """Take a request back; True if no round of it had been settled."""
         with self._lock:
-            found = [key for key in self._wishes if key[0] == ask_id]
+            found = [key for key in self._proposals if key[0] == request_id]
             for key in found:
-                del self._wishes[key]
+                del self._proposals[key]
             return bool(found)
 
     def close(self) -> None:
@@ -84,15 +87,15 @@ class Agreement:
         self._thread.join(CLOSE_SECONDS)
 
     def _propose(self, number: int) -> None:
-        """Make the oldest wish the subject of a round, unless someone else was first."""
+        """Make the oldest proposal the subject of a round, unless someone else was first."""
         with self._lock:
-            wish = next(iter(self._wishes.values()), None)
-        if wish is None:
+            proposal = next(iter(self._proposals.values()), None)
+        if proposal is None:
             return
-        left = None if wish.deadline is None else seconds_until(wish.deadline)
-        ask = replace(wish.ask, seconds_left=left)
+        left = None if proposal.deadline is None else seconds_until(proposal.deadline)
+        request = replace(proposal.request, seconds_left=left)
         try:
-            self._coordination.create(f"{round_key(number)}/ask", codec.encode(ask).decode())
+            self._coordination.create(f"{round_key(number)}/ask", codec.encode(request).decode())
         except CoordinationLost as error:
             self.gate.break_down(error)
 
@@ -119,16 +122,16 @@ class Agreement:
             return not self._closing
         if text == CLOSED:
             return False
-        ask = codec.decode(Ask, text)
-        decision = self._take_part(number, ask)
-        self._settle(ask, decision)
+        request = codec.decode(SaveRequest, text)
+        decision = self._take_part(number, request)
+        self._settle(request, decision)
         if decision.answer is not Answer.ABANDONED and self._coordination.process_index == 0 and number > 1:
             # Every rank has spoken in this round, so all have left the one before.
             self._coordination.delete(round_key(number - 1))
         return True
 
-    def _take_part(self, number: int, ask: Ask) -> Decision:
-        round_ = Round(self._coordination, number, ask, self.gate)
+    def _take_part(self, number: int, request: SaveRequest) -> Decision:
+        round_ = Round(self._coordination, number, request, self.gate)
         while (decision := round_.advance(time.monotonic(), self._facts)) is None:
             wait_seconds = seconds_until(round_.deadline)
             awaited = round_.awaited()
@@ -137,23 +140,30 @@ class Agreement:
                     self._coordination.get(awaited, wait_seconds)
         return decision
 
-    def _settle(self, ask: Ask, decision: Decision) -> None:
-        """Note the outcome, tell it, and let the main thread go: in this order, so that it never overtakes its orders."""
+    def _settle(self, request: SaveRequest, decision: Decision) -> None:
+        """Note the outcome, hand it on, then release the main thread: in this order, so that it obeys what was agreed."""
         with self._lock:
             self._number += 1
-            if decision.answer is Answer.ABANDONED and self._may_retry(ask):
+            if decision.answer is Answer.ABANDONED and self._may_retry(request):
                 decision = replace(decision, reason=f"{decision.reason}; asking again")
                 retry = True
             else:
-                self._settled.add(ask.key)
-                self._wishes.pop(ask.key, None)
+                self._settled.add(_key(request))
+                self._proposals.pop(_key(request), None)
                 retry = False
-        log.debug("round %d, %s: %s", self._number - 1, ask, decision)
+        log.debug("round %d, %s: %s", self._number - 1, request, decision)
         if not retry:
-            self._decided(ask, decision)
-        self.gate.release(ask, decision)
+            self._agreed(request, decision)
+            if request.stop and decision.answer is Answer.ABANDONED:
+                self.gate.stop_at_once()
+        self.gate.release(decision)
 
-    def _may_retry(self, ask: Ask) -> bool:
-        count = self._abandoned.get(ask.key, 0) + 1
-        self._abandoned[ask.key] = count
-        return ask.seconds_left is not None and ask.seconds_left > 0 and count < MAX_ROUNDS
+    def _may_retry(self, request: SaveRequest) -> bool:
+        count = self._abandoned.get(_key(request), 0) + 1
+        self._abandoned[_key(request)] = count
+        return request.seconds_left is not None and request.seconds_left > 0 and count < MAX_ROUNDS
+
+
+def _key(request: SaveRequest) -> tuple[str, bool]:
+    """Two requests with the same key are one: asking to stop as well is asking for more."""
+    return request.id, request.stop

@@ -12,7 +12,7 @@ from typing import Final
 from holdfast import errors
 from holdfast.distributed.coordination import Coordination
 from holdfast.installed import require_checked
-from holdfast.policies.retention import KeepAll, Retention
+from holdfast.policies.keep_rules import KeepEverything, KeepRule, require_keep_rule
 from holdfast.state.changes import NOTHING_ALLOWED, Allowed
 from holdfast.state.structure import PyTree
 from holdfast.store.claim import Claim, claim_run, sweep_leftovers
@@ -60,7 +60,7 @@ class Store:
         owner: Owner,
         coordination: Coordination,
         settings: StoreSettings | None = None,
-        retention: Retention | None = None,
+        retention: KeepRule | None = None,
     ) -> None:
         require_checked("orbax-checkpoint")
         if attempt < 1:
@@ -68,7 +68,8 @@ class Store:
         self._claim = Claim(RunFolder(Path(folder.root).absolute()), attempt, owner)
         self._coordination = coordination
         self._settings = settings or StoreSettings()
-        self._retention = retention or KeepAll()
+        self._retention = KeepEverything() if retention is None else retention
+        require_keep_rule("keep", self._retention)
         self._arena = snapshot.Arena()
         self._preparation = Preparation(self._settings.writer)
         self._saves = self._restores = 0
@@ -320,7 +321,7 @@ class Store:
         return f"{room}, and nothing is left to delete that no rule keeps"
 
     def _apply_retention(self) -> None:
-        if isinstance(self._retention, KeepAll):
+        if isinstance(self._retention, KeepEverything):
             return
         protected = {*self._protected, *([self._newest] if self._newest else [])}
         with self._sweeping:

@@ -6,7 +6,7 @@ import os
 from collections.abc import Collection, Iterable
 from typing import Final
 
-from holdfast.policies.retention import Kept, Retention, superfluous
+from holdfast.policies.keep_rules import KeepRule, StoredCheckpoint, superfluous
 from holdfast.store.claim import Claim
 from holdfast.store.format import fs
 from holdfast.store.handle import logger
@@ -18,7 +18,7 @@ ALWAYS_KEPT: Final = 2
 
 
 def apply_retention(
-    claim: Claim, rule: Retention, *, protected: Iterable[CheckpointRef], damaged: Collection[CheckpointRef] = ()
+    claim: Claim, rule: KeepRule, *, protected: Iterable[CheckpointRef], damaged: Collection[CheckpointRef] = ()
 ) -> tuple[CheckpointRef, ...]:
     """Delete this and older attempts' checkpoints that nothing keeps; what went, oldest first. Rank 0 only.
 
@@ -28,11 +28,11 @@ def apply_retention(
     """
     claim.require_current()
     found = [f for f in claim.folder.survey().found if f.ref.attempt <= claim.attempt]
-    kept = [Kept(f.ref, f.manifest.metrics, f.manifest.pinned, f.manifest.elapsed_seconds) for f in found]
+    stored = [StoredCheckpoint(f.ref, f.manifest.metrics, f.manifest.pinned, f.manifest.elapsed_seconds) for f in found]
     whole = (f.ref for f in found if f.ref not in damaged and _has_all_sizes(f))
     newest_whole = [ref for ref, _ in zip(whole, range(ALWAYS_KEPT), strict=False)]
     removed = []
-    for ref in superfluous(kept, rule, protected={*protected, *newest_whole}):
+    for ref in superfluous(stored, rule, protected={*protected, *newest_whole}):
         try:
             fs.discard_folder(claim.folder.step_folder(ref.attempt, ref.step))
         except OSError as error:

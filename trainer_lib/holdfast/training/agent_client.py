@@ -1,4 +1,4 @@
-"""The library's end of the socket to the agent: tells it the whole state now and then, takes its save requests.
+"""The library's end of the socket to the agent: sends this process's whole state, receives save requests.
 
 Losing the agent never holds up training: everything happens on one background thread, and it reconnects for ever.
 """
@@ -20,7 +20,7 @@ from holdfast_contract import codec, local
 from holdfast_contract.local import AgentCommand, Hello, TrainerUpdate
 
 MIN_INTERVAL_SECONDS: Final = 0.1
-"""Changes closer together than this are told at once."""
+"""Changes closer together than this go out in one update."""
 MAX_INTERVAL_SECONDS: Final = 1.0
 """An update goes out at least this often: progress and goodput change all the time."""
 SEND_SECONDS: Final = 5.0
@@ -130,7 +130,7 @@ class AgentClient:
             try:
                 message = local.from_line(line)
             except codec.CodecError as error:
-                log.warning("the agent said something that is not understood: %s", error)
+                log.warning("the agent sent a line that cannot be read: %s", error)
                 continue
             if isinstance(message, AgentCommand):
                 self._command(message)

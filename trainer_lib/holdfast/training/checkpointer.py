@@ -1,4 +1,4 @@
-"""Checkpoints for a program that has a loop of its own: an object that saves when told, and says where to go on."""
+"""Checkpoints for a program with a loop of its own: an object that saves on call and restores on call."""
 
 from __future__ import annotations
 
@@ -9,17 +9,17 @@ from types import TracebackType
 from typing import TYPE_CHECKING, Any, Final, Literal, Self
 
 from holdfast.distributed import join as world
-from holdfast.policies.health import with_verdict
+from holdfast.policies.checkpoint_health import with_verdict
 from holdfast.state import data as positions
 from holdfast.state import metadata as notes
 from holdfast.state import nnx
 from holdfast.store.settings import require_writer
-from holdfast.training.config import Arguments, look_around
-from holdfast.training.exit_guard import OrderlyEnd
+from holdfast.training.config import SessionArguments, resolve_config
+from holdfast.training.exit_guard import ExitGuard
 from holdfast.training.runtime import open_store
 
 if TYPE_CHECKING:
-    from holdfast.policies.keeping import KeepRule
+    from holdfast.policies.keep_rules import KeepRule
     from holdfast.store import SaveHandle
     from holdfast_contract.manifest import CheckpointRef
 
@@ -81,14 +81,14 @@ class Checkpointer:
         self._keep_after = timeout_seconds + _AT_EXIT_MARGIN_SECONDS
         self._last: SaveHandle | None = None
         self._metadata: dict[str, Any] = {}
-        where = look_around(Arguments(path, None, None, keep, None), os.environ)
-        coordination = world.join(where.world)
+        config = resolve_config(SessionArguments(path=path, keep=keep), os.environ)
+        coordination = world.join(config.world)
         self._process_count = coordination.process_count
-        self._pin, self._healthy = where.pin, where.healthy
+        self._pin, self._healthy = config.pin, config.healthy
         settings = StoreSettings(save_seconds=timeout_seconds, writer=writer, check_saves=check_saves)
-        self._store, _ = open_store(where, coordination, settings)
-        self._store.claim(take_over=where.take_over)
-        self._end = OrderlyEnd(self._finish)
+        self._store, _ = open_store(config, coordination, settings)
+        self._store.claim(take_over=config.take_over)
+        self._end = ExitGuard(self._finish)
         if self._process_count == 1:
             self._end.take_signal()
 
@@ -99,7 +99,7 @@ class Checkpointer:
 
     @property
     def metadata(self) -> dict[str, Any]:
-        """What the program noted in the checkpoint that was restored; empty if nothing, or if there was none."""
+        """The ``metadata=`` of the checkpoint that was restored; empty if it has none, or if nothing was restored."""
         return dict(self._metadata)
 
     @property
@@ -113,10 +113,12 @@ class Checkpointer:
         Args and errors: see ``Session.restore``.
         """
         from holdfast.state.initial import Initial
-        from holdfast.training.restoring import begin_or_continue, wanted
+        from holdfast.training.restoring import begin_or_continue, restore_request
 
-        wish = wanted(self._pin, new_leaves, dropped_leaves)
-        state, restored = begin_or_continue(self._store, Initial(self._state()), self.data, wish, self._process_count)
+        request = restore_request(self._pin, new_leaves, dropped_leaves)
+        state, restored = begin_or_continue(
+            self._store, Initial(self._state()), self.data, request, self._process_count
+        )
         if restored is None:
             return 0
         self._metadata = notes.read(restored.folder, restored.manifest)
@@ -133,18 +135,21 @@ class Checkpointer:
         metadata: Mapping[str, Any] | None = None,
         keep: bool = False,
     ) -> SaveHandle:
-        """Save in the background; returns when the state is copied. Waits first for the save before this one.
+        """Copy the state and save it in the background. Waits first for the previous save.
 
-        If that one has failed and nobody has looked at its handle, its error is raised, after this save has begun:
-        the handle is then in ``last``.
+        If the previous save failed and nobody has looked at its handle, its error is raised here, after this save has
+        begun; the handle of this save is then ``last``.
 
         Args:
-            step: the number of the step that led here; every process says the same.
-            metrics: numbers, also as arrays, for choosing the best.
-            model: the present one, unless it is made of NNX objects.
-            optimizer: as ``model``.
-            metadata: what else to note in the checkpoint: a dictionary that JSON keeps. Process 0's counts.
+            step: the number of the step that led to this state, the same on every process.
+            metrics: numbers or 0-d arrays by name, to choose the best checkpoint.
+            model: the present model; not needed for NNX objects, which change in place.
+            optimizer: the present optimizer; as ``model``.
+            metadata: further facts to store: a dictionary that JSON can represent. Process 0's value is stored.
             keep: never delete this checkpoint.
+
+        Returns:
+            The handle of this save.
         """
         from holdfast.store import Request
 
@@ -152,8 +157,8 @@ class Checkpointer:
         noted = notes.to_bytes(metadata)
         before = self._last
         with self._end.undisturbed():
-            told = with_verdict(metrics or {}, self._healthy)
-            request = Request(positions.capture(self.data), told, pinned=keep, metadata=noted)
+            stored_metrics = with_verdict(metrics or {}, self._healthy)
+            request = Request(positions.capture(self.data), stored_metrics, pinned=keep, metadata=noted)
             handle = self._last = self._store.save(step, nnx.arrays_of(self._state()), request)
         if before is not None and not before.seen and (error := before.exception()) is not None:
             raise error
@@ -165,7 +170,7 @@ class Checkpointer:
             self._last.result(self._keep_after)
 
     def close(self) -> None:
-        """Wait for the save in flight; raises the error of a save that nobody has looked at."""
+        """Wait for the save in flight. Raises the error of a save whose handle nobody has looked at."""
         try:
             with self._end.undisturbed():
                 self._store.close()
@@ -196,7 +201,7 @@ class Checkpointer:
             if given is not None:
                 setattr(self, name, given)
             elif held is not None and not nnx.changes_in_place(held):
-                raise TypeError(f"{name}: found nothing, allowed: the present one, since it does not change in place")
+                raise TypeError(f"{name}: found nothing, allowed: the present one: it does not change in place")
 
     def _finish(self) -> None:
         """The program ends without ``close``."""

@@ -1,4 +1,4 @@
-"""Where this process finds itself: taken from the environment in a pod, from arguments elsewhere."""
+"""The configuration of a session: from the environment in a pod, from arguments elsewhere."""
 
 from __future__ import annotations
 
@@ -12,11 +12,11 @@ from typing import Final, Literal
 
 from holdfast.distributed.world import World
 from holdfast.errors import ConfigurationError, StorageUnusable
-from holdfast.policies.failures import UNOBSERVED
-from holdfast.policies.health import Predicate
+from holdfast.policies.checkpoint_health import Predicate
+from holdfast.policies.failure_rate import UNOBSERVED
 from holdfast.policies.job_rules import JobRules, rules_from_json
-from holdfast.policies.keeping import KeepRule
-from holdfast.policies.saving import SavePolicy
+from holdfast.policies.keep_rules import KeepRule
+from holdfast.policies.save_rules import SavePolicy
 from holdfast.store.settings import WriterName
 from holdfast_contract import codec, keys
 from holdfast_contract.manifest import CheckpointRef, Owner
@@ -31,7 +31,7 @@ _RUN_NAME: Final = re.compile(r"[A-Za-z0-9]([A-Za-z0-9._-]{0,126}[A-Za-z0-9])?",
 
 
 @dataclass(frozen=True)
-class Surroundings:
+class SessionConfig:
     """Everything that a session needs to know. ``attempt`` None: the next one after those on storage.
 
     ``world`` None: the program joined ``jax.distributed`` itself, or is alone.
@@ -53,7 +53,7 @@ class Surroundings:
     writer: WriterName = "direct"  # see StoreSettings
     check_saves: bool = False  # see StoreSettings
     healthy: Predicate | None = None
-    history: FailureHistory = UNOBSERVED  # of the attempts before this one, as far as an operator has told
+    history: FailureHistory = UNOBSERVED  # of the attempts before this one, as far as an operator has observed them
 
     def owner(self, attempt: int) -> Owner:
         """The owner record of this job in an attempt."""
@@ -61,9 +61,9 @@ class Surroundings:
         return Owner(job_uid=uid, namespace=namespace, name=name, attempt=attempt)
 
 
-@dataclass(frozen=True)
-class Arguments:
-    """What the program gave to ``session``; None where the environment or a default is to say."""
+@dataclass(frozen=True, kw_only=True)
+class SessionArguments:
+    """The arguments of ``session``; None: the environment or a default decides."""
 
     path: str | os.PathLike[str] | None = None
     run: str | None = None
@@ -77,8 +77,8 @@ class Arguments:
     check_saves: bool = False
 
 
-def look_around(arguments: Arguments, environment: Mapping[str, str]) -> Surroundings:
-    """Join arguments and environment; an argument wins.
+def resolve_config(arguments: SessionArguments, environment: Mapping[str, str]) -> SessionConfig:
+    """Combine arguments and environment; an argument wins.
 
     Raises:
         ConfigurationError: names the argument or variable.
@@ -86,13 +86,13 @@ def look_around(arguments: Arguments, environment: Mapping[str, str]) -> Surroun
     path = arguments.path if arguments.path is not None else environment.get(keys.ENV_CHECKPOINT_PATH)
     if path is None or not os.fspath(path):
         raise ConfigurationError(
-            f"path: found nothing, allowed: session(path=<folder for checkpoints>), or {keys.ENV_CHECKPOINT_PATH} "
-            "in the environment, as the operator sets it"
+            f"`path` is required but not set: pass session(path=<folder for checkpoints>), or set "
+            f"{keys.ENV_CHECKPOINT_PATH}, as the operator does"
         )
     rules = _rules(arguments, environment)
     poison = _integer(environment, keys.ENV_POISON_AFTER, minimum=0)
     socket, cache = environment.get(keys.ENV_AGENT_SOCKET), environment.get(keys.ENV_COMPILE_CACHE)
-    return Surroundings(
+    return SessionConfig(
         folder=_folder(os.fspath(path)) / _run_name(arguments, environment),
         every=rules.every,
         keep=rules.keep,
@@ -129,7 +129,7 @@ def _folder(path: str) -> Path:
     return folder
 
 
-def _run_name(arguments: Arguments, environment: Mapping[str, str]) -> str:
+def _run_name(arguments: SessionArguments, environment: Mapping[str, str]) -> str:
     name = arguments.run or environment.get(keys.ENV_RUN) or environment.get(keys.ENV_JOB_UID) or DEFAULT_RUN
     if not _RUN_NAME.fullmatch(name):
         allowed = "1 to 128 letters, digits, '.', '_' or '-', first and last a letter or digit"
@@ -137,8 +137,8 @@ def _run_name(arguments: Arguments, environment: Mapping[str, str]) -> str:
     return name
 
 
-def _rules(arguments: Arguments, environment: Mapping[str, str]) -> JobRules:
-    """The job's rules, each replaced by an argument if there is one, which is said: the job shows what does not hold."""
+def _rules(arguments: SessionArguments, environment: Mapping[str, str]) -> JobRules:
+    """The job's rules. An argument replaces a rule, with a warning: the job object still shows the rule of its spec."""
     text = environment.get(keys.ENV_CHECKPOINT_POLICY)
     try:
         rules = rules_from_json(text, keys.ENV_CHECKPOINT_POLICY) if text else JobRules()
@@ -147,7 +147,7 @@ def _rules(arguments: Arguments, environment: Mapping[str, str]) -> JobRules:
     given = {name: getattr(arguments, name) for name in ("every", "keep", "healthy")}
     given = {name: value for name, value in given.items() if value is not None}
     if text and given:
-        log.warning("the program's own %s is used; what the job's spec.checkpoint says of it is not", ", ".join(given))
+        log.warning("the program's own %s is used instead of the job's spec.checkpoint", ", ".join(given))
     return replace(rules, **given)
 
 
@@ -166,7 +166,7 @@ def _world(environment: Mapping[str, str]) -> World | None:
         return None
     index = _integer(environment, keys.ENV_PROCESS_INDEX, minimum=0)
     if index is None:
-        raise ConfigurationError(f"{keys.ENV_PROCESS_INDEX}: found nothing, allowed: 0 to {count - 1}")
+        raise ConfigurationError(f"`{keys.ENV_PROCESS_INDEX}` is required but not set; allowed: 0 to {count - 1}")
     coordinator = environment.get(keys.ENV_COORDINATOR, "")
     own = environment.get(keys.ENV_POD_IP, "")
     bind = f"{f'[{own}]' if ':' in own else own}:{coordinator.rpartition(':')[2]}" if own and coordinator else ""

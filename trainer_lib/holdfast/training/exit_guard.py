@@ -16,7 +16,7 @@ TERMINATED: Final = 128 + signal.SIGTERM
 log = logging.getLogger("holdfast")
 
 
-class OrderlyEnd:
+class ExitGuard:
     """Calls ``finish`` before the interpreter ends, unless ``close`` came first; SIGTERM becomes SystemExit(143).
 
     The hook runs while threads may still be started: ``atexit`` is too late for that, and for a save in flight.

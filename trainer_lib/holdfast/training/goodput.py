@@ -14,7 +14,7 @@ from contextlib import contextmanager
 from holdfast_contract.reasons import Bucket
 
 
-class Accountant:
+class GoodputAccountant:
     """Cumulative seconds per bucket. Starts in STARTUP with the age that the process already has. Thread-safe.
 
     The *phase* is what the process is about; a block of code may be *within* another bucket for a while.
@@ -75,7 +75,7 @@ class Accountant:
 
 
 def process_age_seconds() -> float:
-    """How long this process has existed, interpreter start and imports included; 0 where the system does not say."""
+    """How long this process has existed, interpreter start and imports included; 0 where the system does not provide it."""
     try:
         with open("/proc/self/stat", encoding="ascii", errors="replace") as file:
             fields = file.read().rpartition(")")[2].split()

@@ -1,4 +1,4 @@
-"""What the library says while it works: lines of the logger ``holdfast``, visible in a pod without any set-up."""
+"""The log lines of the library: logger ``holdfast``, visible in a pod without any set-up."""
 
 from __future__ import annotations
 

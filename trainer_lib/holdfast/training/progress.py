@@ -9,7 +9,7 @@ from collections import deque
 from collections.abc import Callable, Iterable, Mapping
 from typing import Any, Final
 
-from holdfast.policies.metrics import REMEMBERED_VALUES, as_finite_floats
+from holdfast.policies.metric_values import REMEMBERED_VALUES, as_finite_floats
 from holdfast_contract.sync import Progress
 
 RECENT_STEPS: Final = 32
@@ -91,7 +91,7 @@ class Steps:
             self._finish_first(results)
 
     def report(self) -> Progress | None:
-        """What the agent is told; None before the loop."""
+        """The progress for the agent; None before the loop."""
         if not self._seen:
             return None
         self.poll()

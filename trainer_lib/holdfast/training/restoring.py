@@ -21,22 +21,22 @@ log = logging.getLogger("holdfast")
 
 
 @dataclass(frozen=True)
-class Wanted:
-    """What to go on from, and what may have changed since. ``pin``: nothing newer may be restored."""
+class RestoreRequest:
+    """Which checkpoint to restore, and which leaves may differ. ``pin``: nothing newer may be restored."""
 
     pin: CheckpointRef | Unpinned | None
     allowed: Allowed
     choice: Choice
 
 
-def wanted(
+def restore_request(
     pin: CheckpointRef | Literal["any"] | None,
     new_leaves: Sequence[str],
     dropped_leaves: Sequence[str],
     *,
     step: int | None = None,
     best: Metric | None = None,
-) -> Wanted:
+) -> RestoreRequest:
     """The arguments of a ``restore`` as the store takes them. Raises TypeError, ValueError."""
     from holdfast.store import UNPINNED, Allowed, Choice
 
@@ -44,19 +44,19 @@ def wanted(
         if isinstance(given, str):
             raise TypeError(f"new_leaves, dropped_leaves: found {given!r}, allowed: a list of paths")
     allowed = Allowed(tuple(new_leaves), tuple(dropped_leaves))
-    return Wanted(UNPINNED if pin == "any" else pin, allowed, Choice(step, best))
+    return RestoreRequest(UNPINNED if pin == "any" else pin, allowed, Choice(step, best))
 
 
 def begin_or_continue(
-    store: Store, initial: Initial, data: Any, wish: Wanted, process_count: int
+    store: Store, initial: Initial, data: Any, request: RestoreRequest, process_count: int
 ) -> tuple[PyTree, Restored | None]:
     """The state to train on from, and the checkpoint it comes from if there is one; ``data`` is put where it was then.
 
-    What the first save will need is got ready in the background meanwhile. Raises as ``Session.restore``.
+    What the first save needs is prepared in the background meanwhile. Raises as ``Session.restore``.
     """
     from holdfast.state import nnx
 
-    restored = store.restore(wish.pin, initial.abstract, wish.allowed, wish.choice)
+    restored = store.restore(request.pin, initial.abstract, request.allowed, request.choice)
     if restored is None:
         state = initial.build()
     else:

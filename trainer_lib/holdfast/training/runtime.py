@@ -1,4 +1,4 @@
-"""The parts of an open session, and how they are joined."""
+"""The runtime of an open session, and how they are joined."""
 
 from __future__ import annotations
 
@@ -8,23 +8,25 @@ from collections.abc import Callable
 from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, Final
 
-from holdfast.distributed.agreement import Ask, Decision
+from holdfast.distributed.agreement import Decision
 from holdfast.distributed.agreement_thread import Agreement
 from holdfast.distributed.coordination import Coordination
 from holdfast.distributed.peers import Peers
 from holdfast.errors import PeerLost
-from holdfast.policies.triggers import watched_metrics
+from holdfast.policies.save_when_unstable import watched_metrics
 from holdfast.training.agent_client import AgentClient
-from holdfast.training.config import Surroundings
-from holdfast.training.goodput import Accountant, process_age_seconds
+from holdfast.training.config import SessionConfig
+from holdfast.training.goodput import GoodputAccountant, process_age_seconds
 from holdfast.training.progress import Steps
-from holdfast.training.save_requests import SIGTERM_SECONDS, RequestDesk, TerminationSignal
+from holdfast.training.save_request_loop import SaveRequestLoop
+from holdfast.training.save_requests import Agreed, SaveRequestQueue
 from holdfast.training.saves import Saves
 from holdfast.training.schedule import Schedule
 from holdfast.training.status import Status
+from holdfast.training.termination import SIGTERM_SECONDS, TerminationSignal
 from holdfast_contract.keys import ENV_AGENT_SOCKET
 from holdfast_contract.runfolder import RunFolder
-from holdfast_contract.sync import SIGTERM_SAVE_ID
+from holdfast_contract.sync import SIGTERM_SAVE_ID, SaveRequest
 
 if TYPE_CHECKING:
     from holdfast.store import Store, StoreSettings
@@ -33,15 +35,15 @@ log = logging.getLogger("holdfast")
 
 ATTEMPT_SECONDS: Final = 60.0
 """How long process 0 may take to look for the highest attempt on storage."""
-TELL_SECONDS: Final = 2.0
-"""How long the last word to the agent may take."""
+REPORT_SECONDS: Final = 2.0
+"""How long the last update to the agent may take."""
 
 
 @dataclass
-class Journal:
-    """What is known of this process from its first moment on, and told to the agent once there is one."""
+class TrainerState:
+    """The state of this process from its first moment on; the agent receives it once there is a connection."""
 
-    accountant: Accountant = field(default_factory=lambda: Accountant(process_age_seconds()))
+    accountant: GoodputAccountant = field(default_factory=lambda: GoodputAccountant(process_age_seconds()))
     agent: AgentClient | None = None
 
     def __post_init__(self) -> None:
@@ -50,9 +52,9 @@ class Journal:
         self.stepped = False
         self.crowded = ENV_AGENT_SOCKET in os.environ  # others wait for how this process ends
 
-    def tell(self) -> bool:
-        """Let the agent know everything now, within TELL_SECONDS; True if there is nobody to tell."""
-        return self.agent is None or self.agent.flush(TELL_SECONDS)
+    def flush(self) -> bool:
+        """Send the whole state to the agent now, within REPORT_SECONDS; True without an agent."""
+        return self.agent is None or self.agent.flush(REPORT_SECONDS)
 
     def _changed(self) -> None:
         if self.agent is not None:
@@ -68,111 +70,120 @@ class Journal:
 
 
 @dataclass(frozen=True)
-class Parts:
-    """Everything between joining the world and leaving it."""
+class Runtime:
+    """All parts of an open session."""
 
-    where: Surroundings
-    journal: Journal
+    config: SessionConfig
+    trainer: TrainerState
     coordination: Coordination
     attempt: int
     schedule: Schedule
     store: Store
-    desk: RequestDesk
+    requests: SaveRequestLoop
     saves: Saves
     agreement: Agreement
     peers: Peers
     signal: TerminationSignal
 
     def start(self) -> None:
-        """Begin to watch and to talk, then claim the run. Raises what the claim raises."""
+        """Start all threads, then claim the run. Raises what the claim raises."""
         self.agreement.start()
+        self.requests.start()
         self.peers.start()
-        if self.journal.agent is not None:
-            self.journal.agent.start()
-        self.store.claim(take_over=self.where.take_over)
+        if self.trainer.agent is not None:
+            self.trainer.agent.start()
+        self.store.claim(take_over=self.config.take_over)
         self.signal.install()
 
     def close(self) -> None:
-        """Stop watching and talking; nothing is saved or told after this."""
+        """Stop all threads; nothing is saved or reported after this."""
         self.signal.restore()
         self.peers.close()
+        self.requests.close()
         self.agreement.close()
-        if self.journal.agent is not None:
-            self.journal.agent.close()
+        if self.trainer.agent is not None:
+            self.trainer.agent.close()
 
 
 def assemble(
-    where: Surroundings, coordination: Coordination, journal: Journal, *, abandoned: Callable[[PeerLost], None]
-) -> Parts:
-    """Make the parts and join them; nothing runs yet. ``abandoned``: see Peers."""
-    store, attempt = open_store(where, coordination)
-    schedule = Schedule(where.every, coordination.process_index)
-    journal.steps.watch(watched_metrics(where.every))
-    desk = RequestDesk(journal.status, coordination.process_index)
+    config: SessionConfig, coordination: Coordination, trainer: TrainerState, *, abandoned: Callable[[PeerLost], None]
+) -> Runtime:
+    """Make the runtime and join them; nothing runs yet. ``abandoned``: see Peers."""
+    store, attempt = open_store(config, coordination)
+    schedule = Schedule(config.every, coordination.process_index)
+    trainer.steps.watch(watched_metrics(config.every))
+    events = SaveRequestQueue()
     saves = Saves(
         store,
-        accountant=journal.accountant,
-        steps=journal.steps,
-        status=journal.status,
-        answered=desk.answered,
-        history=where.history,
+        accountant=trainer.accountant,
+        steps=trainer.steps,
+        status=trainer.status,
+        requests=events,
+        history=config.history,
     )
 
-    def decided(ask: Ask, decision: Decision) -> None:
-        schedule.decided(ask, decision)
-        desk.decided(ask, decision)
+    def agreed(request: SaveRequest, decision: Decision) -> None:
+        events.put(Agreed(request, decision, trainer.status.newest))
 
-    agreement = Agreement(coordination, facts=saves.facts, decided=decided)
-    desk.connect(agreement, saves)
-    if where.agent_socket is not None:
-        journal.agent = AgentClient(where.agent_socket, attempt, update=journal.status.update, command=desk.command)
-    return Parts(
-        where=where,
-        journal=journal,
+    agreement = Agreement(coordination, facts=saves.facts, agreed=agreed)
+    requests = SaveRequestLoop(
+        events,
+        agreement=agreement,
+        status=trainer.status,
+        schedule=schedule,
+        process_index=coordination.process_index,
+    )
+    if config.agent_socket is not None:
+        trainer.agent = AgentClient(
+            config.agent_socket, attempt, update=trainer.status.update, command=requests.command
+        )
+    sigterm = SaveRequest(SIGTERM_SAVE_ID, seconds_left=SIGTERM_SECONDS, stop=True)
+    return Runtime(
+        config=config,
+        trainer=trainer,
         coordination=coordination,
         attempt=attempt,
         schedule=schedule,
         store=store,
-        desk=desk,
+        requests=requests,
         saves=saves,
         agreement=agreement,
         peers=Peers(coordination, abandoned),
-        signal=TerminationSignal(lambda: desk.request(Ask(SIGTERM_SAVE_ID, seconds_left=SIGTERM_SECONDS, stop=True))),
+        signal=TerminationSignal(lambda: requests.request(sigterm)),
     )
 
 
 def open_store(
-    where: Surroundings, coordination: Coordination, settings: StoreSettings | None = None
+    config: SessionConfig, coordination: Coordination, settings: StoreSettings | None = None
 ) -> tuple[Store, int]:
-    """The store of this run, which nobody has claimed yet, and the attempt that it is for."""
-    from holdfast.policies.retention import from_spec
+    """The store of this run, not claimed yet, and its attempt."""
     from holdfast.store import Store
 
-    if where.create_path:
-        where.folder.parent.mkdir(parents=True, exist_ok=True)
-    attempt = where.attempt or _next_attempt(where, coordination)
+    if config.create_path:
+        config.folder.parent.mkdir(parents=True, exist_ok=True)
+    attempt = config.attempt or _next_attempt(config, coordination)
     store = Store(
-        RunFolder(where.folder),
+        RunFolder(config.folder),
         attempt=attempt,
-        owner=where.owner(attempt),
+        owner=config.owner(attempt),
         coordination=coordination,
-        settings=settings or _settings(where),
-        retention=from_spec(where.keep.to_spec()),
+        settings=settings or _settings(config),
+        retention=config.keep,
     )
     return store, attempt
 
 
-def _settings(where: Surroundings) -> StoreSettings:
+def _settings(config: SessionConfig) -> StoreSettings:
     from holdfast.store import StoreSettings
 
-    settings = StoreSettings(poison_after=where.poison_after, writer=where.writer, check_saves=where.check_saves)
-    return settings if where.save_seconds is None else replace(settings, save_seconds=where.save_seconds)
+    settings = StoreSettings(poison_after=config.poison_after, writer=config.writer, check_saves=config.check_saves)
+    return settings if config.save_seconds is None else replace(settings, save_seconds=config.save_seconds)
 
 
-def _next_attempt(where: Surroundings, coordination: Coordination) -> int:
+def _next_attempt(config: SessionConfig, coordination: Coordination) -> int:
     """Without an operator: one more than the highest on storage, as process 0 sees it."""
     if coordination.process_index == 0:
-        coordination.create("session/attempt", str(RunFolder(where.folder).highest_attempt() + 1))
+        coordination.create("session/attempt", str(RunFolder(config.folder).highest_attempt() + 1))
     try:
         return int(coordination.get("session/attempt", ATTEMPT_SECONDS))
     except TimeoutError:

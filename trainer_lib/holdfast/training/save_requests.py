@@ -1,188 +1,270 @@
-"""Requests for a save that come from outside: from the agent, which speaks for the operator, from the program, or as
-SIGTERM.
+"""Requests for a save as one table: what is open, which save answers it, and what follows from each event. Pure.
+
+Requests come from the agent (which speaks for the operator), from SIGTERM, from the program and from the save policy. All
+of them take the same way:
+
+    Requested ──► Propose to all ranks ──► Agreed ──► SAVE at a step ──► SaveEnded(step) ──► Answer
+                        │                     ├────► IN_FLIGHT ─────────► SaveEnded(step) ──► Answer
+                        │                     └────► FRESH, TOO_LATE, ABANDONED ────────────► Answer
+    Withdrawn ──► TakeBack ──► TakenBack ──► Answer: cancelled
+    TrainingEnded ──► Answer for everything that is open, and for whatever comes later
+
+``react`` is the only function that changes the table; ``save_request_loop`` runs it on one thread.
 """
 
 from __future__ import annotations
 
-import contextlib
-import logging
-import os
-import signal
-import socket
+import queue
 import threading
-from collections.abc import Callable, Sequence
-from concurrent.futures import Future
-from types import FrameType
-from typing import Any, Final
+from collections.abc import Mapping
+from dataclasses import dataclass, field, replace
+from typing import Final
 
-from holdfast.distributed.agreement import Answer, Ask, Decision
-from holdfast.distributed.agreement_thread import Agreement
-from holdfast.errors import RequestFailed
-from holdfast.training.saves import Saves
-from holdfast.training.schedule import POLICY_PREFIX
-from holdfast.training.status import Status
-from holdfast_contract.local import AgentCommand
+from holdfast.distributed.agreement import Answer as Agreement
+from holdfast.distributed.agreement import Decision
 from holdfast_contract.manifest import CheckpointRef
 from holdfast_contract.reasons import SaveOutcome
-from holdfast_contract.sync import SIGTERM_SAVE_ID, SaveReport
+from holdfast_contract.sync import MAX_LIST, SIGTERM_SAVE_ID, SaveReport, SaveRequest
 
-SIGTERM_SECONDS: Final = 25.0
-"""Seconds left after a SIGTERM that came without a word: Kubernetes' default grace less the time to end."""
-
+POLICY_PREFIX: Final = "policy/"
+"""Requests of the save policy; no other process waits for their outcome."""
 PROGRAM_PREFIX: Final = "program/"
-"""Requests of the training program, which has a future for the outcome; the agent is told nothing of them."""
+"""Requests of the training program, which holds a future for the outcome; the agent does not see them."""
+AFTER_THE_END: Final = "training has ended"
 
-log = logging.getLogger("holdfast")
+
+# ---- events: what happens to requests
 
 
-class RequestDesk:
-    """Every request from its arrival to its outcome. Thread-safe once connected."""
+@dataclass(frozen=True)
+class Requested:
+    """A save is asked for in this process."""
 
-    def __init__(self, status: Status, process_index: int) -> None:
-        self._status, self._process_index = status, process_index
-        self._lock = threading.Lock()
-        self._open: dict[str, Ask] = {}
-        self._futures: dict[str, Future[CheckpointRef]] = {}
-        self._programs = 0
-        self._stop_outcome: SaveOutcome | None = None
+    request: SaveRequest
 
-    def connect(self, agreement: Agreement, saves: Saves) -> None:
-        """With whom requests are agreed on, and what answers them; before anything else is called."""
-        self._agreement, self._saves = agreement, saves
+
+@dataclass(frozen=True)
+class Withdrawn:
+    """The agent withdraws its requests."""
+
+
+@dataclass(frozen=True)
+class TakenBack:
+    """The ranks had not agreed yet on a request that was withdrawn."""
+
+    id: str
+
+
+@dataclass(frozen=True)
+class Agreed:
+    """All ranks decided on a request, of this rank or another. ``newest``: the newest committed checkpoint then."""
+
+    request: SaveRequest
+    decision: Decision
+    newest: CheckpointRef | None
+
+
+@dataclass(frozen=True)
+class SaveBegan:
+    """A save of this step is being written."""
+
+    step: int
+
+
+@dataclass(frozen=True)
+class SaveEnded:
+    """The save of this step ended: with a checkpoint, or None and the reason."""
+
+    step: int
+    checkpoint: CheckpointRef | None
+    reason: str = ""
+
+
+@dataclass(frozen=True)
+class TrainingEnded:
+    """No further save begins. ``checkpoint`` holds everything up to the end; None and the reason if none does."""
+
+    checkpoint: CheckpointRef | None
+    reason: str = ""
+
+
+Event = Requested | Withdrawn | TakenBack | Agreed | SaveBegan | SaveEnded | TrainingEnded
+
+
+# ---- effects: what the loop has to do
+
+
+@dataclass(frozen=True)
+class Propose:
+    """Ask all ranks for this save. Asking again for the same changes nothing."""
+
+    request: SaveRequest
+
+
+@dataclass(frozen=True)
+class TakeBack:
+    """Withdraw this request, unless the ranks have agreed on it."""
+
+    id: str
+
+
+@dataclass(frozen=True)
+class Answer:
+    """Report the state of a request to the party that asked."""
+
+    report: SaveReport
+
+
+Effect = Propose | TakeBack | Answer
+
+
+# ---- the table
+
+
+@dataclass(frozen=True)
+class OpenRequest:
+    """A request without an outcome. ``step``: the save of this step, or a later one, answers it; None: not agreed."""
+
+    request: SaveRequest
+    step: int | None = None
+
+
+@dataclass(frozen=True)
+class RequestTable:
+    """All requests of this rank. ``answered`` holds the agent's last MAX_LIST requests that have an outcome."""
+
+    open: Mapping[str, OpenRequest] = field(default_factory=dict)
+    answered: Mapping[str, SaveRequest] = field(default_factory=dict)
+    saving: int | None = None
+    last_save: SaveEnded | None = None
+    end: TrainingEnded | None = None
+    stop_outcome: SaveOutcome | None = None
 
     @property
     def stopped_saved(self) -> bool:
         """Whether the request that ended training was answered with a checkpoint."""
-        return self._stop_outcome is not None and self._stop_outcome.is_saved
-
-    def command(self, command: AgentCommand) -> None:
-        """The agent's word: a request, or none any more."""
-        if command.save is None:
-            for request_id in tuple(self._open):
-                theirs = request_id != SIGTERM_SAVE_ID and not request_id.startswith(PROGRAM_PREFIX)
-                if theirs and self._agreement.withdraw(request_id):
-                    self._close(request_id, SaveOutcome.CANCELLED, reason="withdrawn before it was begun")
-            return
-        self.request(Ask(command.save.id, command.save.seconds_left, command.save.stop))
-
-    def request(self, ask: Ask) -> None:
-        """Ask all ranks for a save."""
-        self._noted(ask)
-        self._agreement.ask(ask)
-
-    def request_of_program(self, seconds_left: float) -> Future[CheckpointRef]:
-        """Ask all ranks for a save; what becomes of it."""
-        future: Future[CheckpointRef] = Future()
-        with self._lock:
-            self._programs += 1
-            request_id = f"{PROGRAM_PREFIX}{self._process_index}-{self._programs}"
-            self._futures[request_id] = future
-        self.request(Ask(request_id, seconds_left))
-        return future
-
-    def decided(self, ask: Ask, decision: Decision) -> None:
-        """All ranks decided. Called before the main thread is let go."""
-        log.info("request %s: %s %s %s", ask.id, decision.answer.value, decision.step, decision.reason)
-        self._noted(ask)
-        forecast = decision.forecast_seconds
-        if decision.answer is Answer.SAVE:
-            self._tell(SaveReport(ask.id, SaveOutcome.PENDING, forecast_seconds=forecast))
-        elif decision.answer is Answer.FRESH:
-            self._close(ask.id, SaveOutcome.FRESH, checkpoint=self._status.newest)
-        elif decision.answer is Answer.TOO_LATE:
-            self._close(ask.id, SaveOutcome.TOO_LATE, reason=decision.reason, forecast_seconds=forecast)
-        elif decision.answer is Answer.IN_FLIGHT:
-            self._saves.follow(decision.step, ask)
-        else:
-            self._close(ask.id, SaveOutcome.FAILED, reason=decision.reason)
-            if ask.stop:
-                self._agreement.gate.stop_at_once()
-
-    def answered(self, asks: Sequence[Ask], ref: CheckpointRef | None, reason: str) -> None:
-        """A save that answers these has ended."""
-        outcome = SaveOutcome.FAILED if ref is None else SaveOutcome.COMMITTED
-        for ask in asks:
-            self._close(ask.id, outcome, checkpoint=ref, reason=reason)
-
-    def close(self, ref: CheckpointRef | None, reason: str) -> None:
-        """Training has ended: whatever is still open is answered by the final checkpoint, or will never be."""
-        with self._lock:
-            asks = tuple(self._open.values())
-        self.answered(asks, ref, reason)
-
-    def _noted(self, ask: Ask) -> None:
-        with self._lock:
-            before = self._open.get(ask.id)
-            self._open[ask.id] = ask
-        if before is None and self._status.save_report(ask.id) is None:
-            log.info("request %s: a save within %.1f s is asked for", ask.id, ask.seconds_left)
-            self._tell(SaveReport(ask.id, SaveOutcome.PENDING))
-
-    def _close(self, request_id: str, outcome: SaveOutcome, **details: Any) -> None:
-        with self._lock:
-            ask = self._open.pop(request_id, None)
-            if ask is not None and ask.stop:
-                self._stop_outcome = outcome
-            future = self._futures.pop(request_id, None)
-        report = SaveReport(request_id, outcome, **details)
-        if future is not None:
-            _answer(future, report)
-        self._tell(report)
-
-    def _tell(self, report: SaveReport) -> None:
-        if not report.id.startswith((POLICY_PREFIX, PROGRAM_PREFIX)):
-            self._status.saved(report)
+        return self.stop_outcome is not None and self.stop_outcome.is_saved
 
 
-def _answer(future: Future[CheckpointRef], report: SaveReport) -> None:
-    if not future.set_running_or_notify_cancel():
-        return
-    if report.checkpoint is not None:
-        future.set_result(report.checkpoint)
-    else:
-        future.set_exception(RequestFailed(report.outcome.value, report.reason))
+Reaction = tuple[RequestTable, tuple[Effect, ...]]
 
 
-class TerminationSignal:
-    """Calls ``received`` once, on a thread of its own, as soon as SIGTERM arrives.
-
-    A Python signal handler would wait until the main thread comes out of the step that it waits for; the interpreter's
-    wake-up file is written at once. Install it after ``jax.distributed.initialize``, which sets a handler of its own.
-    """
-
-    def __init__(self, received: Callable[[], None]) -> None:
-        self._received = received
-        self._reader, self._writer = socket.socketpair()
-        self._previous: Any = None
-        self._previous_fd = -1
-        self._installed = False
-
-    def install(self) -> None:
-        """Take the signal; nothing happens outside the main thread, where Python cannot."""
-        if threading.current_thread() is not threading.main_thread():
-            log.info("SIGTERM is not handled: the session was not opened on the main thread")
-            return
-        self._writer.setblocking(False)
-        threading.Thread(target=self._listen, name="holdfast-sigterm", daemon=True).start()
-        self._previous = signal.signal(signal.SIGTERM, _noted_by_the_wakeup_file)
-        self._previous_fd = signal.set_wakeup_fd(self._writer.fileno(), warn_on_full_buffer=False)
-        self._installed = True
-
-    def restore(self) -> None:
-        """Give the signal back."""
-        if self._installed and threading.current_thread() is threading.main_thread():
-            signal.set_wakeup_fd(self._previous_fd)
-            signal.signal(signal.SIGTERM, self._previous if self._previous is not None else signal.SIG_DFL)
-            self._installed = False
-        with contextlib.suppress(OSError):
-            self._writer.shutdown(socket.SHUT_RDWR)
-
-    def _listen(self) -> None:
-        while numbers := self._reader.recv(64):
-            if signal.SIGTERM in numbers:
-                log.warning("SIGTERM: saving, then stopping (process %d)", os.getpid())
-                self._received()
+def react(table: RequestTable, event: Event) -> Reaction:
+    """The table after an event, and what to do."""
+    match event:
+        case Requested(request):
+            return _requested(table, request)
+        case Withdrawn():
+            return table, tuple(TakeBack(request_id) for request_id in table.open if _is_agents(request_id))
+        case TakenBack(request_id):
+            return _answer(table, SaveReport(request_id, SaveOutcome.CANCELLED, reason="withdrawn before it was begun"))
+        case Agreed(request, decision, newest):
+            return _agreed(table, request, decision, newest)
+        case SaveBegan(step):
+            return replace(table, saving=step), ()
+        case SaveEnded():
+            return _answer_all(replace(table, saving=None, last_save=event), event.checkpoint, event.reason, event.step)
+        case TrainingEnded():
+            return _answer_all(replace(table, end=event), event.checkpoint, event.reason, None)
 
 
-def _noted_by_the_wakeup_file(number: int, frame: FrameType | None) -> None:
-    """Python writes the wake-up file only for signals that have a handler."""
+def _requested(table: RequestTable, request: SaveRequest) -> Reaction:
+    if table.end is not None:
+        return table, (Answer(SaveReport(request.id, SaveOutcome.FAILED, reason=AFTER_THE_END)),)
+    known = table.answered.get(request.id)
+    if known is not None and (known.stop or not request.stop):
+        return table, ()  # repeated, for the agent connected anew: it has its answer
+    new = known is None and request.id not in table.open
+    table = _opened(table, OpenRequest(request))
+    pending = (Answer(SaveReport(request.id, SaveOutcome.PENDING)),) if new else ()
+    return table, (*pending, Propose(request))
+
+
+def _agreed(table: RequestTable, request: SaveRequest, decision: Decision, newest: CheckpointRef | None) -> Reaction:
+    step = decision.step if decision.answer in {Agreement.SAVE, Agreement.IN_FLIGHT} else None
+    table = _opened(table, OpenRequest(request, step))
+    forecast = decision.forecast_seconds
+    if decision.answer is Agreement.FRESH:
+        return _answer(table, SaveReport(request.id, SaveOutcome.FRESH, checkpoint=newest))
+    if decision.answer is Agreement.TOO_LATE:
+        too_late = SaveReport(request.id, SaveOutcome.TOO_LATE, reason=decision.reason, forecast_seconds=forecast)
+        return _answer(table, too_late)
+    if decision.answer is Agreement.ABANDONED:
+        return _answer(table, SaveReport(request.id, SaveOutcome.FAILED, reason=decision.reason))
+    last = table.last_save
+    if last is not None and last.step >= decision.step:
+        return _answer(table, _outcome(request.id, last.checkpoint, last.reason))
+    if table.end is not None:
+        return _answer(table, _outcome(request.id, table.end.checkpoint, table.end.reason))
+    if decision.answer is Agreement.IN_FLIGHT and table.saving != decision.step:
+        found = newest if newest is not None and newest.step == decision.step else None
+        return _answer(table, _outcome(request.id, found, f"the save of step {decision.step} is not known"))
+    return table, (Answer(SaveReport(request.id, SaveOutcome.PENDING, forecast_seconds=forecast)),)
+
+
+def _answer_all(table: RequestTable, checkpoint: CheckpointRef | None, reason: str, step: int | None) -> Reaction:
+    """Answer what a save of ``step`` answers; None: everything."""
+    effects: list[Effect] = []
+    for request_id, entry in tuple(table.open.items()):
+        if step is None or (entry.step is not None and entry.step <= step):
+            table, done = _answer(table, _outcome(request_id, checkpoint, reason))
+            effects += done
+    return table, tuple(effects)
+
+
+def _outcome(request_id: str, checkpoint: CheckpointRef | None, reason: str) -> SaveReport:
+    if checkpoint is not None:
+        return SaveReport(request_id, SaveOutcome.COMMITTED, checkpoint=checkpoint)
+    return SaveReport(request_id, SaveOutcome.FAILED, reason=reason)
+
+
+def _opened(table: RequestTable, entry: OpenRequest) -> RequestTable:
+    """``entry`` is open. An earlier agreement on the same request holds on if this one brings none."""
+    before = table.open.get(entry.request.id)
+    if before is not None and entry.step is None:
+        entry = replace(entry, step=before.step)
+    return replace(table, open={**table.open, entry.request.id: entry})
+
+
+def _answer(table: RequestTable, report: SaveReport) -> Reaction:
+    """The request has its outcome."""
+    still_open = dict(table.open)
+    entry = still_open.pop(report.id, None)
+    if entry is None:
+        return table, ()
+    # Only the agent's are asked for again, when it connects anew.
+    answered = {**table.answered, report.id: entry.request} if _is_agents(report.id) else dict(table.answered)
+    while len(answered) > MAX_LIST:
+        del answered[next(iter(answered))]
+    stop_outcome = report.outcome if entry.request.stop else table.stop_outcome
+    return replace(table, open=still_open, answered=answered, stop_outcome=stop_outcome), (Answer(report),)
+
+
+def _is_agents(request_id: str) -> bool:
+    return request_id != SIGTERM_SAVE_ID and not request_id.startswith((PROGRAM_PREFIX, POLICY_PREFIX))
+
+
+# ---- the queue
+
+
+@dataclass(frozen=True)
+class Marker:
+    """In the queue behind everything that came before it. ``last``: nothing comes after it."""
+
+    reached: threading.Event
+    last: bool = False
+
+
+class SaveRequestQueue:
+    """Where all runtime of a session put what happens to save requests. Thread-safe; ``put`` never blocks."""
+
+    def __init__(self) -> None:
+        self._items: queue.SimpleQueue[Event | Marker] = queue.SimpleQueue()
+
+    def put(self, event: Event | Marker) -> None:
+        """Hand over an event."""
+        self._items.put(event)
+
+    def get(self) -> Event | Marker:
+        """The next event, waiting for it. For the loop alone."""
+        return self._items.get()

@@ -6,16 +6,15 @@ import logging
 import threading
 import time
 from collections import deque
-from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING, Any, Final
 
-from holdfast.distributed.agreement import Ask, Facts
+from holdfast.distributed.agreement import Facts
 from holdfast.errors import HoldfastError, PeerLost
-from holdfast.policies.saving import Moment
-from holdfast.training.goodput import Accountant
+from holdfast.policies.save_rules import DecisionContext
+from holdfast.training.goodput import GoodputAccountant
 from holdfast.training.progress import Steps
+from holdfast.training.save_requests import SaveBegan, SaveEnded, SaveRequestQueue
 from holdfast.training.status import Status
-from holdfast_contract.manifest import CheckpointRef
 from holdfast_contract.reasons import Bucket
 from holdfast_contract.sync import FailureHistory
 
@@ -30,26 +29,31 @@ MARGIN_SECONDS: Final = 200.0
 
 log = logging.getLogger("holdfast")
 
-Answered = Callable[[Sequence[Ask], "CheckpointRef | None", str], None]
-
 
 class Saves:
-    """Begins saves on the main thread and follows them. ``answered`` tells on a background thread how requests ended:
-    with a committed checkpoint, or None and the reason. ``history``: failures before this attempt.
+    """Begins saves on the main thread and follows them.
+
+    Args:
+        store: writes the checkpoints.
+        accountant: what the loop waits for a save is booked there.
+        steps: the completed steps and their durations.
+        status: shows what is committed and what failed.
+        requests: takes the begin and the end of each save.
+        history: failures before this attempt.
     """
 
     def __init__(
         self,
         store: Store,
         *,
-        accountant: Accountant,
+        accountant: GoodputAccountant,
         steps: Steps,
         status: Status,
-        answered: Answered,
+        requests: SaveRequestQueue,
         history: FailureHistory,
     ) -> None:
         self._store, self._accountant, self._steps, self._status = store, accountant, steps, status
-        self._answered, self._history = answered, history
+        self._requests, self._history = requests, history
         self._lock = threading.Lock()
         self._handle: SaveHandle | None = None
         self._began = time.monotonic()
@@ -57,7 +61,7 @@ class Saves:
         self._writes: deque[float] = deque(maxlen=RECENT_SAVES)
         self.last_step = -1
 
-    def begin(self, step: int, state: Any, request: Request, asks: Sequence[Ask] = ()) -> SaveHandle:
+    def begin(self, step: int, state: Any, request: Request) -> SaveHandle:
         """Snapshot now and save in the background. Waits for the save before, which every rank does at the same step.
 
         What the store raises at once (a leaf that cannot be stored) is a mistake of the program and is raised.
@@ -70,7 +74,8 @@ class Saves:
         with self._lock:
             self._handle, self._began, self.last_step = handle, began, step
             self._stalls.append(stalled)
-        handle.add_done_callback(lambda done: self._finished(done, began, asks))
+        self._requests.put(SaveBegan(step))
+        handle.add_done_callback(lambda done: self._finished(done, began))
         return handle
 
     def wait(self) -> None:
@@ -79,16 +84,6 @@ class Saves:
         limit = self._store.save_seconds + MARGIN_SECONDS
         if handle is not None and not handle.wait(limit):
             raise PeerLost(f"the save of step {handle.step}", limit_seconds=limit)
-
-    def follow(self, step: int, ask: Ask) -> None:
-        """Let the save of ``step``, in flight or just committed, answer ``ask``."""
-        handle = self._handle
-        if handle is None or handle.step != step:
-            newest = self._status.newest
-            found = newest if newest is not None and newest.step == step else None
-            self._answered([ask], found, "" if found else f"the save of step {step} is not known")
-            return
-        handle.add_done_callback(lambda done: self._answer([ask], done))
 
     def start_clock(self) -> None:
         """The loop begins: intervals count from now."""
@@ -105,12 +100,12 @@ class Saves:
         """The latest save, whatever became of it."""
         return self._handle
 
-    def moment(self, step: int) -> Moment:
+    def decision_context(self, step: int) -> DecisionContext:
         """What a policy may look at after ``step``."""
         with self._lock:
             stall = sum(self._stalls) / len(self._stalls) if self._stalls else None
             since = time.monotonic() - self._began
-            return Moment(step, since, stall, self._write_seconds(), self._steps.recent(), self._history_now())
+            return DecisionContext(step, since, stall, self._write_seconds(), self._steps.recent(), self._history_now())
 
     def facts(self) -> Facts:
         """This rank's part in an agreement, but for the step entered."""
@@ -139,7 +134,7 @@ class Saves:
             return None
         return sorted(self._writes)[max(0, -(-99 * len(self._writes) // 100) - 1)]
 
-    def _finished(self, handle: SaveHandle, began: float, asks: Sequence[Ask]) -> None:
+    def _finished(self, handle: SaveHandle, began: float) -> None:
         error = handle.exception()
         if error is None:
             with self._lock:
@@ -147,14 +142,9 @@ class Saves:
             self._status.committed(handle.result(0))
             log.info("step %d is committed", handle.step)
         else:
-            log.error("training goes on without the checkpoint of step %d: %s", handle.step, error)
+            log.error("the save of step %d failed; training continues: %s", handle.step, error)
             self._status.storage_failed(str(error))
-        self._answer(asks, handle)
-
-    def _answer(self, asks: Sequence[Ask], handle: SaveHandle) -> None:
-        error = handle.exception()
-        if asks:
-            self._answered(asks, None if error else handle.result(0), str(error or ""))
+        self._requests.put(SaveEnded(handle.step, handle.committed, str(error or "")))
 
 
 def raise_failure(handle: SaveHandle | None) -> None:

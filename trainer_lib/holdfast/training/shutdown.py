@@ -1,7 +1,7 @@
-"""How a process ends: with a code that says why, soon, and with everything told that is known.
+"""How a process ends: soon, after a last report, with an exit code that names the reason.
 
 A rank that fails must not take the normal way out: at exit JAX waits for the other ranks, which wait for this one in a
-collective. So it says what happened and leaves at once.
+collective. So it reports the error and exits at once.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ from typing import Final, NoReturn
 
 from holdfast.distributed.coordination import Coordination
 from holdfast.errors import HoldfastError, NoValidCheckpoint, PeerLost, StorageError
-from holdfast.training.runtime import Journal, Parts
+from holdfast.training.runtime import Runtime, TrainerState
 from holdfast.training.saves import raise_failure
 from holdfast_contract.exits import ExitCode
 from holdfast_contract.reasons import Bucket
@@ -28,16 +28,16 @@ _PEER_TEXTS: Final = re.compile(
     r"|another task|leader task|DEADLINE_EXCEEDED|barrier",
     re.IGNORECASE,
 )
-"""What JAX's errors say when the reason is another process; they have no type of their own."""
+"""The texts of JAX's errors whose reason is another process; they have no type of their own."""
 
 END_SECONDS: Final = 60.0
 """How long the ranks wait for each other at the end of training."""
 EXIT_SECONDS: Final = 5.0
 """The same when the program calls ``sys.exit`` or is interrupted, which other ranks may not do."""
 LAST_SECONDS: Final = 3.0
-"""How long process 0 lets the others leave first: its end would abort them before they have said their own code."""
+"""How long process 0 lets the others leave first: its end would abort them before they exit with their own codes."""
 GONE_SECONDS: Final = 0.1
-"""From a process's last word to its end."""
+"""From a process's last report to its end."""
 ERROR_SAVE_SECONDS: Final = 30.0
 """How long a save in flight may still take when this rank's program has failed."""
 
@@ -87,51 +87,53 @@ def leave_at_once(error: BaseException, code: int, last: Callable[[], None] | No
     os._exit(code)
 
 
-def end_together(parts: Parts, *, stopped: bool) -> None:
+def end_together(runtime: Runtime, *, stopped: bool) -> None:
     """The loop is over on all ranks: wait for what is being saved, answer what was asked, wait for each other.
 
     Raises:
-        SaveError: the last save failed, unless training was ``stopped``, whose outcome says so.
+        SaveError: the last save failed, unless training was ``stopped``, whose outcome shows it.
         PeerLost: another rank did not come.
     """
-    entered = parts.agreement.gate.entered
-    with parts.journal.accountant.within(Bucket.SAVE_STALL):
-        parts.journal.steps.wait(entered)
-        parts.saves.wait()
-        newest = parts.journal.status.newest
+    entered = runtime.agreement.gate.entered
+    with runtime.trainer.accountant.within(Bucket.SAVE_STALL):
+        runtime.trainer.steps.wait(entered)
+        runtime.saves.wait()
+        newest = runtime.trainer.status.newest
         if newest is not None and newest.step >= entered:
-            parts.desk.close(newest, "")
+            runtime.requests.end(newest, "")
         else:
-            parts.desk.close(None, f"training ended at step {entered} without it")
+            runtime.requests.end(None, f"training ended at step {entered} without it")
         if not stopped:
-            raise_failure(parts.saves.last)
-        _tell(parts.journal)
+            raise_failure(runtime.saves.last)
+        _report(runtime.trainer)
         try:
-            parts.coordination.barrier("session/end", END_SECONDS)
+            runtime.coordination.barrier("session/end", END_SECONDS)
         except TimeoutError as error:
             raise PeerLost(f"all processes to end training ({error})", limit_seconds=END_SECONDS) from None
-    parts.store.ended_in_order()
+    runtime.store.ended_in_order()
 
 
-def end_by(error: BaseException, journal: Journal, parts: Parts | None) -> None:
-    """This rank's program has failed, was told to exit, or lost a peer. Ends the process if others are affected.
+def end_by(error: BaseException, trainer: TrainerState, runtime: Runtime | None) -> None:
+    """This rank's program failed, called ``sys.exit``, or lost a peer. Ends the process if other ranks are affected.
 
-    Returns where the usual way out is open: nobody watches, or all ranks leave by ``sys.exit``.
+    Returns if the process may end as usual: no other process depends on it, or all ranks leave by ``sys.exit``.
     """
     if isinstance(error, NoValidCheckpoint):
-        journal.status.restored(None, error.rejected)
+        trainer.status.restored(None, error.rejected)
     if isinstance(error, StorageError):
-        journal.status.storage_failed(str(error))
+        trainer.status.storage_failed(str(error))
     lost = follows_from_a_peer(error)
-    if parts is not None and not lost:
-        _let_save_finish(parts)
-    _tell(journal)
-    if journal.crowded and (lost or not _leaves_together(error, parts)):
-        if parts is not None:
-            parts.peers.say_goodbye(error)
-        leave_at_once(error, exit_code_of(error), _in_order(parts) if parts is not None and _is_shared(error) else None)
-    if parts is not None:
-        parts.close()
+    if runtime is not None and not lost:
+        _let_save_finish(runtime)
+    _report(trainer)
+    if trainer.crowded and (lost or not _leaves_together(error, runtime)):
+        if runtime is not None:
+            runtime.peers.say_goodbye(error)
+        leave_at_once(
+            error, exit_code_of(error), _in_order(runtime) if runtime is not None and _is_shared(error) else None
+        )
+    if runtime is not None:
+        runtime.close()
 
 
 def _is_shared(error: BaseException) -> bool:
@@ -139,10 +141,10 @@ def _is_shared(error: BaseException) -> bool:
     return isinstance(error, HoldfastError) and not isinstance(error, PeerLost)
 
 
-def _in_order(parts: Parts) -> Callable[[], None]:
-    """Process 0 serves the coordination of all, and JAX aborts a process whose coordinator has gone: it goes last."""
-    shared = parts.coordination
-    return lambda: _wait_for_the_others(shared) if shared.process_index == 0 else _say_last_word(shared)
+def _in_order(runtime: Runtime) -> Callable[[], None]:
+    """Process 0 serves the coordination service, and JAX aborts a process whose coordinator has ended: it ends last."""
+    shared = runtime.coordination
+    return lambda: _wait_for_the_others(shared) if shared.process_index == 0 else _sign_off(shared)
 
 
 def _wait_for_the_others(shared: Coordination) -> None:
@@ -156,35 +158,35 @@ def _wait_for_the_others(shared: Coordination) -> None:
         time.sleep(GONE_SECONDS)
 
 
-def _say_last_word(shared: Coordination) -> None:
+def _sign_off(shared: Coordination) -> None:
     try:
         shared.create(f"session/gone/{shared.process_index}", "")
     except PeerLost:
         return
 
 
-def follow(error: PeerLost, journal: Journal) -> NoReturn:
+def follow(error: PeerLost, trainer: TrainerState) -> NoReturn:
     """Another rank has left and the main thread has not noticed: it waits for it in a collective."""
-    _tell(journal)
+    _report(trainer)
     leave_at_once(error, int(ExitCode.PEER_LOST))
 
 
-def _let_save_finish(parts: Parts) -> None:
-    last = parts.saves.last
+def _let_save_finish(runtime: Runtime) -> None:
+    last = runtime.saves.last
     if last is not None and not last.wait(ERROR_SAVE_SECONDS):
         log.error("the save of step %d was not committed within %g s", last.step, ERROR_SAVE_SECONDS)
 
 
-def _leaves_together(error: BaseException, parts: Parts | None) -> bool:
-    if parts is None or not isinstance(error, SystemExit):
+def _leaves_together(error: BaseException, runtime: Runtime | None) -> bool:
+    if runtime is None or not isinstance(error, SystemExit):
         return False
     try:
-        parts.coordination.barrier("session/exit", EXIT_SECONDS)
+        runtime.coordination.barrier("session/exit", EXIT_SECONDS)
     except (TimeoutError, PeerLost):
         return False
     return True
 
 
-def _tell(journal: Journal) -> None:
-    if not journal.tell():
-        log.warning("the agent did not take the last word in time")
+def _report(trainer: TrainerState) -> None:
+    if not trainer.flush():
+        log.warning("the agent did not take the last report in time")

@@ -1,4 +1,4 @@
-"""What this process tells its agent: one value, gathered whenever it is sent."""
+"""What this process reports to its agent: one value, gathered whenever it is sent."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ import threading
 from collections.abc import Callable, Sequence
 from dataclasses import replace
 
-from holdfast.training.goodput import Accountant
+from holdfast.training.goodput import GoodputAccountant
 from holdfast.training.progress import Steps
 from holdfast_contract.local import TrainerUpdate
 from holdfast_contract.manifest import CheckpointRef, Rejection
@@ -14,9 +14,9 @@ from holdfast_contract.sync import MAX_LIST, SaveReport
 
 
 class Status:
-    """The state of this trainer as others see it. Thread-safe; ``changed`` is called after what should be told soon."""
+    """The state of this trainer as others see it. Thread-safe; ``changed`` is called after a change worth sending soon."""
 
-    def __init__(self, accountant: Accountant, steps: Steps, changed: Callable[[], None]) -> None:
+    def __init__(self, accountant: GoodputAccountant, steps: Steps, changed: Callable[[], None]) -> None:
         self._lock = threading.Lock()
         self._accountant, self._steps, self._changed = accountant, steps, changed
         self._update = TrainerUpdate()
@@ -52,7 +52,7 @@ class Status:
         self._changed()
 
     def save_report(self, request_id: str) -> SaveReport | None:
-        """What was last told about a request."""
+        """The last report about a request."""
         return self._saves.get(request_id)
 
     def update(self) -> TrainerUpdate:

@@ -17,7 +17,10 @@ from holdfast.store.handle import logger
 from holdfast.store.write.save_work import SaveWork
 from holdfast_contract.manifest import FORMAT, FileEntry, Manifest
 
-_PACKAGES = ("holdfast", "jax", "jaxlib", "numpy", "orbax-checkpoint", "tensorstore")
+_DISTRIBUTIONS = {"holdfast": "holdfast-training"} | {
+    name: name for name in ("jax", "jaxlib", "numpy", "orbax-checkpoint", "tensorstore")
+}
+"""Names in the manifest, with the distributions whose versions they stand for."""
 
 
 def build(claim: Claim, work: SaveWork, files: Iterable[FileEntry], coordination: Coordination) -> Manifest:
@@ -61,9 +64,9 @@ def finite_metrics(metrics: Mapping[str, object]) -> dict[str, float]:
 def versions() -> dict[str, str]:
     """What wrote the checkpoint."""
     found = {"python": platform.python_version()}
-    for package in _PACKAGES:
+    for name, distribution in _DISTRIBUTIONS.items():
         try:
-            found[package] = importlib.metadata.version(package)
+            found[name] = importlib.metadata.version(distribution)
         except importlib.metadata.PackageNotFoundError:
             continue
     return found

@@ -1,0 +1,47 @@
+"""How many failures a job may have: a sliding window, and a limit of failures in a row without a new checkpoint."""
+
+from __future__ import annotations
+
+from datetime import datetime, timedelta
+
+from holdfast_contract.api import TrainingJobStatus
+from holdfast_contract.reasons import Cause, Reason
+from holdfast_operator.decide.members import JobView
+
+
+def charge(view: JobView, status: TrainingJobStatus, cause: Cause) -> TrainingJobStatus:
+    """The status after a failure was counted; unchanged if the cause does not count.
+
+    Args:
+        view: the job.
+        status: the status after the attempt's end.
+        cause: why the attempt ended.
+    """
+    if not cause.budgeted:
+        return status
+    newest = status.checkpoint.newest
+    progressed = newest is not None and newest.attempt == status.active_attempt
+    return status.model_copy(
+        update={
+            "failure_times": (*_in_window(view, status.failure_times), view.now),
+            "no_progress": 0 if progressed else status.no_progress + 1,
+        }
+    )
+
+
+def exhausted(view: JobView, status: TrainingJobStatus) -> tuple[Reason, str] | None:
+    """Reason and message if the budget is spent, so that the job must fail; else None."""
+    recovery = view.spec.recovery
+    count = len(_in_window(view, status.failure_times))
+    if count > recovery.max_failures:
+        allowed = f"recovery.maxFailures allows {recovery.max_failures}"
+        return Reason.RESTART_BUDGET_EXHAUSTED, f"{count} failures within {recovery.window_seconds} s; {allowed}"
+    if status.no_progress >= recovery.no_progress_limit:
+        limit = f"recovery.noProgressLimit is {recovery.no_progress_limit}"
+        return Reason.NO_PROGRESS, f"{status.no_progress} failed attempts in a row without a new checkpoint; {limit}"
+    return None
+
+
+def _in_window(view: JobView, times: tuple[datetime, ...]) -> tuple[datetime, ...]:
+    oldest = view.now - timedelta(seconds=view.spec.recovery.window_seconds)
+    return tuple(t for t in times if t > oldest)

@@ -1,0 +1,1 @@
+"""What tests share: a folder for each part of Holdfast, and what serves them all."""

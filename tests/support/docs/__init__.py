@@ -1,0 +1,1 @@
+"""The documentation's pages for tests."""

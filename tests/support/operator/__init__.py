@@ -1,0 +1,1 @@
+"""The operator for tests: its decisions in memory, its reconciler in this process, its process, and doubles of it."""

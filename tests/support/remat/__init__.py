@@ -1,0 +1,1 @@
+"""Models for the tests and the benchmark of rematerialisation."""

@@ -1,0 +1,1 @@
+"""Training for tests: programs, the processes that run them as ranks, and what those share."""
