@@ -74,7 +74,7 @@ def test_pins() -> None:
         ({"HOLDFAST_PROCESS_INDEX": ""}, "`HOLDFAST_PROCESS_INDEX` is required but not set; allowed: 0 to 1"),
         ({"HOLDFAST_COORDINATOR": "nowhere"}, "world.coordinator: found 'nowhere', allowed: host:port"),
         ({"HOLDFAST_ATTEMPT": "0"}, "HOLDFAST_ATTEMPT: found '0'"),
-        ({"HOLDFAST_PIN": "{}"}, "HOLDFAST_PIN: CheckpointRef.attempt"),
+        ({"HOLDFAST_PIN": "{}"}, "HOLDFAST_PIN: `CheckpointRef.attempt` is required but not set"),
         ({"HOLDFAST_CHECKPOINT_POLICY": '{"every": {"steps": -1}}'}, "every_steps: found -1"),
     ],
 )

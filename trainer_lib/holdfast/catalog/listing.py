@@ -266,8 +266,8 @@ def choose(place: Place, choice: Choice, take: Callable[[Found], Taken]) -> tupl
             number = entry.ref if isinstance(entry, Found) else entry
             refused.append(Rejection(number.attempt, number.step, damaged.reason))
             continue
-        newer = (r for r in refused if choice.best or (r.attempt, r.step) > (found.ref.attempt, found.ref.step))
-        return found, taken, tuple(sorted(newer, key=lambda r: (r.attempt, r.step), reverse=True))
+        newer = (r for r in refused if choice.best or r.key > found.ref.key)
+        return found, taken, tuple(sorted(newer, key=lambda r: r.key, reverse=True))
     if refused:
         raise errors.NoValidCheckpoint(place.root, refused)
     raise FileNotFoundError(f"{place.root}: no checkpoint")

@@ -1,4 +1,4 @@
-"""What the loop hears about. Every thread and signal handler speaks to it through one queue of these."""
+"""The events of the agent's loop. Every thread and signal handler reaches the loop through one queue of these."""
 
 from __future__ import annotations
 
@@ -10,25 +10,24 @@ from holdfast_contract.sync import Directive, Inspection
 
 @dataclass(frozen=True)
 class Wake:
-    """Something may have changed that the loop looks up itself (a child ended, a limit passed)."""
+    """Something may have changed that the loop looks up itself, such as a child that ended."""
 
 
 @dataclass(frozen=True)
 class Terminate:
-    """SIGTERM or SIGINT came."""
+    """SIGTERM or SIGINT arrived."""
 
 
 @dataclass(frozen=True)
 class Directed:
-    """The operator answered. ``in_answer_to`` is the number of the report that it answers."""
+    """The operator answered with a directive."""
 
     directive: Directive
-    in_answer_to: int
 
 
 @dataclass(frozen=True)
 class Unreachable:
-    """No directive could be had since this instant (monotonic)."""
+    """No request has been answered with a directive since ``since``, in seconds on the monotonic clock."""
 
     since: float
 
@@ -42,7 +41,7 @@ class Connected:
 
 @dataclass(frozen=True)
 class Updated:
-    """The connected trainer spoke."""
+    """The connected trainer sent a message."""
 
     attempt: int
     update: TrainerUpdate
@@ -50,14 +49,14 @@ class Updated:
 
 @dataclass(frozen=True)
 class Disconnected:
-    """The connection ended. Everything sent over it was heard before this."""
+    """The connection ended. Everything that was sent over it was posted before this event."""
 
     attempt: int
 
 
 @dataclass(frozen=True)
 class Inspected:
-    """The run's folder was inspected, or could not be in time."""
+    """The run's folder was inspected, or storage did not answer in time."""
 
     attempt: int
     inspection: Inspection

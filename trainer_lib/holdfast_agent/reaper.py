@@ -1,4 +1,4 @@
-"""Processes as the kernel knows them: becoming the reaper of all descendants, listing, killing and reaping them."""
+"""All descendants of this process: become their reaper, list them, kill them and reap them."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ _PR_SET_CHILD_SUBREAPER: Final = 36
 
 
 def become_reaper() -> None:
-    """Have every orphaned descendant handed to this process, as PID 1 of a container has anyway.
+    """Make the kernel reparent every orphaned descendant to this process, as it does for PID 1 of a container anyway.
 
     Raises:
         OSError: the kernel refused.
@@ -27,7 +27,7 @@ def become_reaper() -> None:
 
 
 def descendants(root: int) -> list[int]:
-    """All processes below ``root``, whatever session or group they moved to; zombies included."""
+    """All processes below ``root``, in any session or process group; zombies included."""
     children: dict[int, list[int]] = {}
     for name in os.listdir("/proc"):
         if name.isdigit():
@@ -47,16 +47,16 @@ def _parent(pid: int) -> int | None:
     try:
         with open(f"/proc/{pid}/stat", "rb") as file:
             stat = file.read()
-    except OSError:  # it ended while we looked
+    except OSError:  # it has just ended
         return None
-    # The command name stands in parentheses and may itself hold any byte, so count from the last one.
+    # The command name is in parentheses and may contain any byte, so the fields are counted from the last parenthesis.
     return int(stat[stat.rindex(b")") + 2 :].split()[1])
 
 
 def kill_descendants(group: int | None = None) -> None:
-    """SIGKILL to a process group, then to every descendant of this process, those outside the group included.
+    """Send SIGKILL to a process group, then to every descendant of this process, inside the group or not.
 
-    A descendant that forks at this instant may leave one behind: call again until ``reap`` says that none is left.
+    A descendant that forks at this instant may leave a child behind: call again until ``reap`` finds none left.
     """
     if group is not None:
         with contextlib.suppress(ProcessLookupError, PermissionError):
@@ -67,9 +67,11 @@ def kill_descendants(group: int | None = None) -> None:
 
 
 def reap() -> tuple[dict[int, int], bool]:
-    """Collect every child that has ended: wait statuses by pid, and whether any child is left.
+    """Collect every child that has ended.
 
-    Orphans are handed to this process, so "no child" means "no descendant".
+    Returns:
+        The wait statuses by pid, and whether any child is left. The kernel reparents orphans to this process, so "no
+        child" means "no descendant".
     """
     ended: dict[int, int] = {}
     while True:
@@ -83,7 +85,7 @@ def reap() -> tuple[dict[int, int], bool]:
 
 
 def oom_kills() -> int:
-    """How often the kernel killed for memory in this container's cgroup; 0 where that cannot be read."""
+    """How many processes of this container's cgroup the kernel killed for lack of memory; 0 where it cannot be read."""
     try:
         with open("/proc/self/cgroup", encoding="utf-8") as file:
             paths = [line.split(":", 2)[2].strip() for line in file if line.startswith("0::")]

@@ -1,4 +1,4 @@
-"""One trainer process: spawned in its own session, its output relayed, its end classified."""
+"""One trainer process: spawned in its own session, with its output relayed and its end classified."""
 
 from __future__ import annotations
 
@@ -8,27 +8,37 @@ import signal
 from collections.abc import Mapping, Sequence
 from typing import Final
 
-from holdfast_agent import processes
-from holdfast_agent.output import Relay
+from holdfast_agent import reaper
+from holdfast_agent.container_output import Relay
 from holdfast_contract.exits import ExitCode
 from holdfast_contract.reasons import Cause
 from holdfast_contract.sync import TrainerExit
 
 NOT_FOUND_CODE: Final = 127
-"""What a shell says for a command that does not exist."""
+"""The code with which a shell reports a command that does not exist."""
 NOT_EXECUTABLE_CODE: Final = 126
+"""The code with which a shell reports a command that it may not execute."""
 
 
-class Process:
+class TrainerProcess:
     """A running trainer. Its pid is also its session and its process group."""
 
     def __init__(self, attempt: int, command: Sequence[str], environment: Mapping[str, str]) -> None:
-        """Spawn. Raises OSError if the command cannot be executed."""
+        """Spawn the process.
+
+        Args:
+            attempt: The attempt that it runs in.
+            command: Program and arguments.
+            environment: All of its environment variables.
+
+        Raises:
+            OSError: the command cannot be executed.
+        """
         self.attempt = attempt
         self.status: int | None = None
         """The wait status, once reaped."""
         self.hung = False
-        self._oom_kills = processes.oom_kills()
+        self._oom_kills = reaper.oom_kills()
         stdout, stdout_end = os.pipe()
         stderr, stderr_end = os.pipe()
         try:
@@ -44,11 +54,11 @@ class Process:
 
     @property
     def drained(self) -> bool:
-        """Whether all output has been passed on."""
+        """Whether all output has been copied to the container's."""
         return all(relay.finished for relay in self._relays)
 
     def exit(self) -> TrainerExit:
-        """How it ended; only once ``status`` is there."""
+        """How the process ended. Requires that ``status`` is set."""
         if self.status is None:
             raise RuntimeError(f"attempt {self.attempt}: the trainer (pid {self.pid}) has not ended")
         number = os.WTERMSIG(self.status) if os.WIFSIGNALED(self.status) else 0
@@ -56,19 +66,19 @@ class Process:
         cause = None
         if self.hung:
             code, cause = int(ExitCode.HANG), Cause.HANG
-        elif number == signal.SIGKILL and processes.oom_kills() > self._oom_kills:
+        elif number == signal.SIGKILL and reaper.oom_kills() > self._oom_kills:
             cause = Cause.OUT_OF_MEMORY
         return TrainerExit(self.attempt, code, number, cause, self._relays[1].last_lines)
 
     def kill(self) -> None:
-        """SIGKILL to it and to everything that it started. Repeat until nothing is left."""
-        # Once reaped, the pid may belong to anyone: the group is addressed only before.
-        processes.kill_descendants(self.pid if self.status is None else None)
+        """Send SIGKILL to the process and to all its descendants. Repeat until none is left."""
+        # Once the process is reaped, its pid may belong to another one, so the group is signalled only before.
+        reaper.kill_descendants(self.pid if self.status is None else None)
 
     def signal(self, number: signal.Signals) -> None:
-        """Send a signal to the trainer process alone, if it still is one."""
+        """Send a signal to the trainer process alone, unless it has been reaped."""
         if self.status is None:
-            os.kill(self.pid, number)  # not reaped, so the pid is ours: at worst a zombie, which ignores it
+            os.kill(self.pid, number)  # not reaped, so the pid is still its own; a zombie ignores signals
 
 
 def _spawn(command: Sequence[str], environment: Mapping[str, str], stdout: int, stderr: int) -> int:
@@ -83,13 +93,19 @@ def _spawn(command: Sequence[str], environment: Mapping[str, str], stdout: int, 
         ],
         setsid=True,
         setsigmask=[],
-        # Python ignores these two, and what is ignored stays so over exec.
+        # Python ignores these two signals, and ignored signals stay ignored across exec.
         setsigdef=[signal.SIGPIPE, signal.SIGXFSZ],
     )
 
 
 def failed_start(attempt: int, command: Sequence[str], error: OSError) -> TrainerExit:
-    """The exit of a trainer that could not even be started."""
+    """The exit of a trainer that could not be started.
+
+    Args:
+        attempt: The attempt that it was to run in.
+        command: Program and arguments.
+        error: Why spawning failed.
+    """
     missing = error.errno in {errno.ENOENT, errno.ENOTDIR}
     code = NOT_FOUND_CODE if missing else NOT_EXECUTABLE_CODE
     return TrainerExit(attempt, code, last_lines=f"cannot start {command[0]!r}: {error.strerror}")

@@ -1,4 +1,4 @@
-"""Where every second since the agent's start went. The buckets add up to the agent's life exactly."""
+"""Where every second since the agent's start went. The buckets add up exactly to the time since then."""
 
 from __future__ import annotations
 
@@ -7,28 +7,31 @@ from collections.abc import Mapping
 from holdfast_contract.reasons import Bucket
 
 
-class Ledger:
-    """Seconds by bucket: idle without a trainer, the trainer's own account while there is one.
+class GoodputLedger:
+    """Seconds by bucket: idle without a trainer, the trainer's own account while one runs.
 
-    The trainer's account is cumulative over its process and late by what it takes to arrive. Before its first word
-    all is startup; since its last word, all goes to the bucket that grew most between the last two.
+    The trainer's account is cumulative over its process, and each message arrives late. All time before the first
+    message counts as startup. All time since the last message counts towards the bucket that grew most between the last
+    two.
+
+    Every ``now`` is an instant in seconds on one monotonic clock.
     """
 
     def __init__(self, now: float) -> None:
         self._since = now
         self._closed: dict[str, float] = {}
-        self._trainer: _Account | None = None
+        self._trainer: _TrainerAccount | None = None
 
     def begin_trainer(self, now: float) -> None:
         """A trainer was spawned."""
         self.end_trainer(now)
         _add(self._closed, {Bucket.IDLE.value: now - self._since})
-        self._since, self._trainer = now, _Account(now)
+        self._since, self._trainer = now, _TrainerAccount(now)
 
-    def heard(self, buckets: Mapping[str, float], now: float) -> None:
-        """The trainer gave its account."""
+    def record(self, buckets: Mapping[str, float], now: float) -> None:
+        """Take in the trainer's account: cumulative seconds by bucket."""
         if self._trainer is not None and buckets:
-            self._trainer.heard(buckets, now)
+            self._trainer.record(buckets, now)
 
     def end_trainer(self, now: float) -> None:
         """The trainer ended."""
@@ -37,42 +40,41 @@ class Ledger:
             self._since, self._trainer = now, None
 
     def at(self, now: float) -> dict[str, float]:
-        """Seconds by bucket so far."""
+        """Seconds by bucket from the agent's start to ``now``."""
         total = dict(self._closed)
         _add(total, {Bucket.IDLE.value: now - self._since} if self._trainer is None else self._trainer.at(now))
         return total
 
 
-class _Account:
-    """One trainer's life: its own words, the time before it could speak, and the time since it last spoke."""
+class _TrainerAccount:
+    """One trainer's life: what it reported, the time before it could report, and the time since its last report."""
 
     def __init__(self, spawned: float) -> None:
         self._spawned = spawned
-        self._heard_at = spawned
-        self._said: dict[str, float] = {}
+        self._reported: dict[str, float] = {}
         self._before: float | None = None
         self._current = Bucket.STARTUP.value
 
-    def heard(self, buckets: Mapping[str, float], now: float) -> None:
+    def record(self, buckets: Mapping[str, float], now: float) -> None:
         life = now - self._spawned
-        said = {name: max(0.0, seconds) for name, seconds in buckets.items()}
-        claimed = sum(said.values())
+        reported = {name: max(0.0, seconds) for name, seconds in buckets.items()}
+        claimed = sum(reported.values())
         if claimed > life:  # it cannot have lived longer than its process: keep the shares, not the sum
-            said = {name: seconds * life / claimed for name, seconds in said.items()}
+            reported = {name: seconds * life / claimed for name, seconds in reported.items()}
             claimed = life
-        # What it does not account for is the time before its clock began, seen through the delay of a message:
-        # the smallest gap so far is nearest to the truth.
+        # What it does not account for is the time before its clock began plus the delay of the message. The delay
+        # varies, so the smallest gap so far is nearest to the truth.
         gap = life - claimed
         self._before = gap if self._before is None else min(self._before, gap)
-        growth = {name: seconds - self._said.get(name, 0.0) for name, seconds in said.items()}
+        growth = {name: seconds - self._reported.get(name, 0.0) for name, seconds in reported.items()}
         if growth and max(growth.values()) > 0:
             self._current = max(growth, key=lambda name: growth[name])
-        self._said, self._heard_at = said, now
+        self._reported = reported
 
     def at(self, now: float) -> dict[str, float]:
         before = self._before or 0.0
-        total = dict(self._said)
-        since = (now - self._spawned) - before - sum(self._said.values())
+        total = dict(self._reported)
+        since = (now - self._spawned) - before - sum(self._reported.values())
         _add(total, {Bucket.STARTUP.value: before})
         _add(total, {self._current: since})
         return total

@@ -1,4 +1,4 @@
-"""What the operator wrote into this container's environment, read once at start and checked there."""
+"""The settings that the operator wrote into this container's environment, read and checked once at the start."""
 
 from __future__ import annotations
 
@@ -9,25 +9,39 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Final
 
-from holdfast_contract import keys
+from holdfast_contract import defaults, keys
 
-DEFAULT_GRACE_SECONDS: Final = 30.0
-DEFAULT_ORPHAN_SECONDS: Final = 900.0
 MAX_SOCKET_PATH_BYTES: Final = 107
-"""Linux: the longest path that fits a unix socket address."""
+"""The longest path that fits into a unix socket address on Linux."""
 
 
-class SettingsError(ValueError):
-    """A setting that cannot work: ``field`` is the variable or argument, with what was found and what is allowed."""
+class AgentSettingsError(ValueError):
+    """A setting that cannot work. ``field`` is the variable or argument; the message says what is wrong with it."""
 
-    def __init__(self, field: str, found: object, allowed: str) -> None:
+    def __init__(self, field: str, message: str) -> None:
         self.field = field
-        super().__init__(f"{field}: found {found!r:.200}, allowed: {allowed}")
+        super().__init__(message)
+
+    @classmethod
+    def wrong_value(cls, field: str, found: object, allowed: str) -> AgentSettingsError:
+        """The error for a value that is set.
+
+        Args:
+            field: The variable or argument.
+            found: The value; the message shows at most 200 characters of it.
+            allowed: What is allowed instead, in words.
+        """
+        return cls(field, f"{field}: found {found!r:.200}, allowed: {allowed}")
+
+    @classmethod
+    def not_set(cls, field: str) -> AgentSettingsError:
+        """The error for a variable that is absent or empty."""
+        return cls(field, f"`{field}` is required but not set; the operator writes it into the pod")
 
 
 @dataclass(frozen=True)
-class Settings:
-    """Everything that the agent must know before it hears from the operator."""
+class AgentSettings:
+    """Everything that the agent must know before its first request to the operator. Limits of None do not apply."""
 
     command: tuple[str, ...]
     control_host: str
@@ -39,21 +53,21 @@ class Settings:
     run: str
     socket_path: str
     termination_log: str = keys.TERMINATION_LOG
-    grace_seconds: float = DEFAULT_GRACE_SECONDS
-    orphan_seconds: float = DEFAULT_ORPHAN_SECONDS
+    grace_seconds: float = defaults.GRACE_SECONDS
+    orphan_seconds: float = defaults.ORPHAN_SECONDS
     hang_step_seconds: float | None = None
     hang_start_seconds: float | None = None
 
     @property
     def runtime_directory(self) -> str:
-        """Where the socket and this pod's compile cache live."""
+        """The directory of the socket and of this pod's compile cache."""
         return os.path.dirname(self.socket_path)
 
 
-def from_environment(arguments: Sequence[str], environment: Mapping[str, str]) -> Settings:
-    """Settings from ``-- CMD ARGS...`` and the environment. Raises SettingsError."""
+def from_environment(arguments: Sequence[str], environment: Mapping[str, str]) -> AgentSettings:
+    """The settings from the arguments ``-- COMMAND [ARGUMENT ...]`` and the environment. Raises AgentSettingsError."""
     host, port = _control_address(_required(environment, keys.ENV_CONTROL_URL))
-    return Settings(
+    return AgentSettings(
         command=_command(arguments),
         control_host=host,
         control_port=port,
@@ -64,8 +78,8 @@ def from_environment(arguments: Sequence[str], environment: Mapping[str, str]) -
         run=_required(environment, keys.ENV_RUN),
         socket_path=_socket_path(environment),
         termination_log=environment.get(keys.ENV_TERMINATION_LOG) or keys.TERMINATION_LOG,
-        grace_seconds=_seconds(environment, keys.ENV_GRACE_SECONDS) or DEFAULT_GRACE_SECONDS,
-        orphan_seconds=_seconds(environment, keys.ENV_ORPHAN_SECONDS) or DEFAULT_ORPHAN_SECONDS,
+        grace_seconds=_seconds(environment, keys.ENV_GRACE_SECONDS) or defaults.GRACE_SECONDS,
+        orphan_seconds=_seconds(environment, keys.ENV_ORPHAN_SECONDS) or defaults.ORPHAN_SECONDS,
         hang_step_seconds=_seconds(environment, keys.ENV_HANG_STEP_SECONDS),
         hang_start_seconds=_seconds(environment, keys.ENV_HANG_START_SECONDS),
     )
@@ -73,14 +87,16 @@ def from_environment(arguments: Sequence[str], environment: Mapping[str, str]) -
 
 def _command(arguments: Sequence[str]) -> tuple[str, ...]:
     if len(arguments) < 2 or arguments[0] != "--":
-        raise SettingsError("arguments", list(arguments), f"-- COMMAND [ARGUMENT ...] after {keys.AGENT_MODULE}")
+        raise AgentSettingsError.wrong_value(
+            "arguments", list(arguments), f"-- COMMAND [ARGUMENT ...] after {keys.AGENT_MODULE}"
+        )
     return tuple(arguments[1:])
 
 
 def _required(environment: Mapping[str, str], name: str) -> str:
     value = environment.get(name, "")
     if not value:
-        raise SettingsError(name, environment.get(name), "a value; the operator writes it into the pod")
+        raise AgentSettingsError.not_set(name)
     return value
 
 
@@ -90,15 +106,15 @@ def _control_address(url: str) -> tuple[str, int]:
         parts = urllib.parse.urlsplit(url)
         host, port = parts.hostname, parts.port
     except ValueError:
-        raise SettingsError(keys.ENV_CONTROL_URL, url, allowed) from None
+        raise AgentSettingsError.wrong_value(keys.ENV_CONTROL_URL, url, allowed) from None
     if parts.scheme != "https" or not host or parts.path not in {"", "/"} or parts.query or parts.username:
-        raise SettingsError(keys.ENV_CONTROL_URL, url, allowed)
+        raise AgentSettingsError.wrong_value(keys.ENV_CONTROL_URL, url, allowed)
     return host, port or keys.CONTROL_PORT
 
 
 def _index(text: str) -> int:
     if not text.isascii() or not text.isdigit():
-        raise SettingsError(keys.ENV_REPLICA_INDEX, text, "a whole number from 0")
+        raise AgentSettingsError.wrong_value(keys.ENV_REPLICA_INDEX, text, "a whole number from 0")
     return int(text)
 
 
@@ -111,14 +127,14 @@ def _seconds(environment: Mapping[str, str], name: str) -> float | None:
     except ValueError:
         value = math.nan
     if not math.isfinite(value) or value <= 0:
-        raise SettingsError(name, text, "seconds, more than 0")
+        raise AgentSettingsError.wrong_value(name, text, "seconds, more than 0")
     return value
 
 
 def _socket_path(environment: Mapping[str, str]) -> str:
     path = environment.get(keys.ENV_AGENT_SOCKET) or f"{keys.RUNTIME_MOUNT}/{keys.AGENT_SOCKET_NAME}"
     if not path.startswith("/") or len(path.encode()) > MAX_SOCKET_PATH_BYTES:
-        raise SettingsError(
+        raise AgentSettingsError.wrong_value(
             keys.ENV_AGENT_SOCKET, path, f"an absolute path of at most {MAX_SOCKET_PATH_BYTES} bytes (a socket address)"
         )
     return path

@@ -1,4 +1,4 @@
-"""The trainer's output: passed on to the container's own, whole lines at a time, remembering the end of stderr."""
+"""The trainer's output, copied to the container's own in whole lines, and the agent's own lines beside it."""
 
 from __future__ import annotations
 
@@ -12,11 +12,11 @@ from holdfast_contract.sync import MAX_LAST_LINES_BYTES
 
 _CHUNK_BYTES: Final = 64 * 1024
 _MAX_HELD_BYTES: Final = 64 * 1024
-"""A line longer than this is passed on in pieces."""
+"""A line longer than this is copied in pieces."""
 
 
-def say(text: str) -> None:
-    """One line of the agent itself in the container's log. Never fails: a closed log must not stop training."""
+def log(text: str) -> None:
+    """Write one line of the agent itself to the container's log. Never fails: a closed log must not stop training."""
     _write_all(2, f"holdfast: {text}\n".encode(errors="replace"))
 
 
@@ -28,9 +28,9 @@ def _write_all(descriptor: int, data: bytes) -> None:
 
 
 class Relay:
-    """A thread that moves one pipe of the trainer to one descriptor of the container until the pipe ends.
+    """A thread that copies one pipe of the trainer to one descriptor of the container until the pipe ends.
 
-    Lines are written whole, so that stdout and stderr do not cut into one another.
+    It writes whole lines, so that stdout and stderr do not interleave within a line.
     """
 
     def __init__(self, source: int, target: int) -> None:
@@ -41,12 +41,12 @@ class Relay:
 
     @property
     def finished(self) -> bool:
-        """Whether the pipe has ended and everything was passed on."""
+        """Whether the pipe has ended and everything was copied."""
         return not self._thread.is_alive()
 
     @property
     def last_lines(self) -> str:
-        """The end of what came through, cut at a line where possible, at most MAX_LAST_LINES_BYTES."""
+        """The end of the output, cut at a line where possible, at most MAX_LAST_LINES_BYTES long."""
         return last_lines(self._tail)
 
     def _run(self) -> None:
@@ -72,7 +72,7 @@ class Relay:
 
 
 def last_lines(data: bytes, limit_bytes: int = MAX_LAST_LINES_BYTES) -> str:
-    """The last whole lines of ``data`` that fit, as text; the end of the last one if it does not fit alone."""
+    """The last whole lines of ``data`` that fit into ``limit_bytes``, or the end of the last if even it does not."""
     text = data.decode(errors="replace").rstrip()
     encoded = text.encode()
     if len(encoded) <= limit_bytes:
@@ -83,7 +83,13 @@ def last_lines(data: bytes, limit_bytes: int = MAX_LAST_LINES_BYTES) -> str:
 
 
 def write_termination_log(path: str, summary: str, lines: str) -> None:
-    """Leave ``summary`` and the last lines where the kubelet looks for them. The file exists if it is wanted at all."""
+    """Write the termination message for the kubelet. Does nothing where the kubelet has not created the file.
+
+    Args:
+        path: The container's terminationMessagePath.
+        summary: First line; cut to 1024 bytes.
+        lines: The trainer's last lines; cut at the front so that the message fits MAX_LAST_LINES_BYTES.
+    """
     message = summary.encode(errors="replace")[:1024]
     room = MAX_LAST_LINES_BYTES - len(message) - 1
     tail = last_lines(lines.encode(errors="replace"), room).encode()
@@ -96,7 +102,7 @@ def write_termination_log(path: str, summary: str, lines: str) -> None:
 
 
 def flush() -> None:
-    """Push out what Python itself buffers, before an exit that skips the interpreter's end."""
+    """Flush Python's own buffers before an exit that skips the interpreter's shutdown."""
     for stream in (sys.stdout, sys.stderr):
         with contextlib.suppress(OSError, ValueError):
             stream.flush()

@@ -1,22 +1,27 @@
-"""The environment of a trainer process: the container's own, without the agent's secrets, with the attempt's facts."""
+"""The environment of a trainer process: the container's own, minus the agent's secrets, plus the attempt's values."""
 
 from __future__ import annotations
 
 from collections.abc import Mapping
 from typing import Final
 
-from holdfast_agent.settings import Settings
+from holdfast_agent.agent_settings import AgentSettings
 from holdfast_contract import codec, keys
 from holdfast_contract.sync import Directive
 
-NO_PIN: Final = "none"
 COMPILE_CACHE_NAME: Final = "compile-cache"
 _AGENT_ONLY: Final = frozenset({keys.ENV_CONTROL_URL, keys.ENV_CONTROL_CA, keys.ENV_TOKEN_FILE})
 
 
-def for_trainer(settings: Settings, container: Mapping[str, str], directive: Directive) -> dict[str, str]:
-    """Variables for the trainer of the directive's attempt."""
-    pin = NO_PIN if directive.pin is None else codec.encode(directive.pin).decode()
+def for_trainer(settings: AgentSettings, container: Mapping[str, str], directive: Directive) -> dict[str, str]:
+    """The variables for the trainer of the directive's attempt.
+
+    Args:
+        settings: The agent's settings.
+        container: The container's own environment.
+        directive: The directive to run the attempt.
+    """
+    pin = keys.NO_PIN if directive.pin is None else codec.encode(directive.pin).decode()
     variables = {name: value for name, value in container.items() if name not in _AGENT_ONLY}
     variables |= {
         keys.ENV_ATTEMPT: str(directive.attempt),
@@ -29,7 +34,7 @@ def for_trainer(settings: Settings, container: Mapping[str, str], directive: Dir
     # Stale values from the container must not survive where this attempt has none.
     for name, value in (
         (keys.ENV_COORDINATOR, directive.coordinator),
-        (keys.ENV_TAKE_OVER, directive.take_over and "1"),
+        (keys.ENV_TAKE_OVER, directive.take_over and keys.TAKE_OVER_YES),
         (keys.ENV_FAILURES, history),
     ):
         if value:
