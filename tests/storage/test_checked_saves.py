@@ -17,7 +17,7 @@ from holdfast import errors
 from holdfast.store import UNPINNED, StoreSettings
 from holdfast.store.format import fs
 from holdfast.store.format.ocdbt.decode import NotUnderstoodError
-from holdfast.store.write.written import written_chunks
+from holdfast.store.write.orbax_readback import written_chunks
 from holdfast_contract.runfolder import RunFolder
 from tests.support.storage_states import QUICK, bits, state_of, store_at
 from tests.support.storage_world import World

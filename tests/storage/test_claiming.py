@@ -10,8 +10,8 @@ import pytest
 from holdfast import errors
 from holdfast.distributed.coordination import LocalCoordination
 from holdfast.errors import WrongWorld
-from holdfast.store.claim import Claim, claim_run
-from holdfast.store.settings import StoreSettings
+from holdfast.store.claim import RunClaim, claim_run
+from holdfast.store.store_settings import StoreSettings
 from holdfast_contract.exits import ExitCode
 from holdfast_contract.manifest import Owner
 from holdfast_contract.runfolder import RunFolder
@@ -27,8 +27,8 @@ class Rank(LocalCoordination):
         self.process_index, self.process_count = rank, 2
 
 
-def claim_of(root: Path, *, attempt: int = 3, uid: str = "a") -> Claim:
-    return Claim(RunFolder(root), attempt, Owner(uid, "team", f"job-{uid}", attempt))
+def claim_of(root: Path, *, attempt: int = 3, uid: str = "a") -> RunClaim:
+    return RunClaim(RunFolder(root), attempt, Owner(uid, "team", f"job-{uid}", attempt))
 
 
 class World:
@@ -38,7 +38,7 @@ class World:
         self.shared = LocalCoordination()
         self._pool = ThreadPoolExecutor(4)
 
-    def claims(self, rank: int, claim: Claim, limits: StoreSettings = LIMITS) -> Future[None]:
+    def claims(self, rank: int, claim: RunClaim, limits: StoreSettings = LIMITS) -> Future[None]:
         return self._pool.submit(claim_run, claim, Rank(self.shared, rank), take_over=False, settings=limits)
 
 

@@ -12,7 +12,7 @@ import orbax.checkpoint as ocp
 import pytest
 
 from holdfast import errors
-from holdfast.store import UNPINNED, Request, Restored
+from holdfast.store import UNPINNED, CheckpointExtras, Restored
 from holdfast_contract.exits import ExitCode
 from holdfast_contract.keys import MANIFEST_FILE
 from holdfast_contract.manifest import CheckpointRef, Rejection, from_bytes, to_bytes
@@ -27,7 +27,7 @@ def saved(tmp_path_factory: pytest.TempPathFactory) -> Path:
     root = tmp_path_factory.mktemp("saved") / "char-lm"
     store = store_at(root, 1)
     for step in (1, 2):
-        store.save(step, small_state(step), Request(data=str(step).encode())).result(30)
+        store.save(step, small_state(step), CheckpointExtras(data=str(step).encode())).result(30)
     store.close()
     return root
 

@@ -17,7 +17,7 @@ import holdfast
 from holdfast import errors
 from holdfast.catalog.contents import contents_of
 from holdfast.catalog.listing import one_place
-from holdfast.store import Request
+from holdfast.store import CheckpointExtras
 from holdfast_contract.keys import MANIFEST_FILE
 from holdfast_contract.runfolder import Found, RunFolder
 from tests.support.storage_states import bits, flip_bit, store_at
@@ -49,7 +49,9 @@ def saved(tmp_path_factory: pytest.TempPathFactory) -> Path:
     for attempt, steps in ((1, (1, 2, 3)), (2, (3, 4))):
         store = store_at(root, attempt)
         for step in steps:
-            store.save(step, _state(10 * attempt + step), Request(b"position", {"loss": LOSSES[step]})).result(30)
+            store.save(step, _state(10 * attempt + step), CheckpointExtras(b"position", {"loss": LOSSES[step]})).result(
+                30
+            )
         store.close()
     return root
 

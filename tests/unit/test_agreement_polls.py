@@ -7,7 +7,7 @@ import time
 
 import pytest
 
-from holdfast.distributed.agreement import Answer, Ask, Decision, Facts
+from holdfast.distributed.agreement import Answer, Ask, Decision, RankState
 from holdfast.distributed.agreement_thread import Agreement
 from holdfast.distributed.coordination import LocalCoordination
 
@@ -31,8 +31,8 @@ class Rank:
         self.agreement = Agreement(coordination, facts=self.facts, decided=self.decided)
         self._thread = threading.Thread(target=self.train)
 
-    def facts(self) -> Facts:
-        return Facts(completed=max(0, self.agreement.gate.entered - 1))
+    def facts(self) -> RankState:
+        return RankState(completed=max(0, self.agreement.gate.entered - 1))
 
     def decided(self, ask: Ask, decision: Decision) -> None:
         self.decisions[ask.id] = decision

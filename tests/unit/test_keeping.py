@@ -16,7 +16,7 @@ from hypothesis import strategies as st
 import holdfast
 from holdfast.policies.retention import AllOf, AnyOf, Best, EverySeconds, EverySteps, KeepAll, Kept, Latest, Steps
 from holdfast.policies.retention import from_spec as rule_from
-from holdfast.store.claim import Claim
+from holdfast.store.claim import RunClaim
 from holdfast.store.sweep import apply_retention
 from holdfast_contract import codec, manifest
 from holdfast_contract.keys import MANIFEST_FILE
@@ -32,7 +32,7 @@ _timed = st.lists(
 
 
 @contextmanager
-def _run_of(checkpoints: list[Kept], broken: set[CheckpointRef]) -> Iterator[Claim]:
+def _run_of(checkpoints: list[Kept], broken: set[CheckpointRef]) -> Iterator[RunClaim]:
     """A run's folder with the manifests of these, each with one file, which is cut short for ``broken``."""
     with tempfile.TemporaryDirectory() as made:
         folder = RunFolder(Path(made) / "run")
@@ -61,7 +61,7 @@ def _run_of(checkpoints: list[Kept], broken: set[CheckpointRef]) -> Iterator[Cla
             )
         folder.root.mkdir(exist_ok=True)
         folder.owner_file.write_bytes(codec.encode(_OWNER))
-        yield Claim(folder, 9, _OWNER)
+        yield RunClaim(folder, 9, _OWNER)
 
 
 _checkpoints = st.lists(

@@ -7,7 +7,7 @@ from typing import cast
 
 import pytest
 
-from holdfast.distributed.agreement import Answer, Ask, Decision, Facts
+from holdfast.distributed.agreement import Answer, Ask, Decision, RankState
 from holdfast.distributed.agreement_thread import Agreement
 from holdfast.distributed.coordination import LocalCoordination
 from holdfast.training.runtime import Journal
@@ -26,7 +26,7 @@ class Rig:
         self.coordination.process_count = count
         self.status = Journal().status
         self.desk = RequestDesk(self.status, 0)
-        self.agreement = Agreement(self.coordination, facts=Facts, decided=self.desk.decided)
+        self.agreement = Agreement(self.coordination, facts=RankState, decided=self.desk.decided)
         self.desk.connect(self.agreement, cast("Saves", None))
         self.agreement.start()
 

@@ -42,18 +42,18 @@ class Contents:
 
     def _read_directly(self, wanted: Mapping[str, Any], *, compared: bool) -> dict[str, Any] | None:
         """None if it must be left to Orbax; the files are then compared nevertheless."""
-        from holdfast.store.read import verifying
-        from holdfast.store.read.reader import NotUnderstoodError
+        from holdfast.store.read import verified_read
+        from holdfast.store.read.read_plan import NotUnderstoodError
 
         folder, files = self.found.folder, self.found.manifest.files
-        plan = verifying.plan_state(folder, files, dict(wanted))
+        plan = verified_read.plan_state(folder, files, dict(wanted))
         limits: Any = {"threads": IO_THREADS, "transient_seconds": TRANSIENT_SECONDS}
         try:
             with _told(folder):
                 if compared:
-                    verifying.verify_and_read(folder, files, plan, **limits)
+                    verified_read.verify_and_read(folder, files, plan, **limits)
                 elif plan is not None:
-                    verifying.read_others(folder, files, plan, **limits)
+                    verified_read.read_others(folder, files, plan, **limits)
                 return None if plan is None else dict(plan.state())
         except NotUnderstoodError:
             return None

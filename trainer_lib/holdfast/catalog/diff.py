@@ -26,7 +26,7 @@ class Change:
 
 
 @dataclass(frozen=True)
-class Difference:
+class CheckpointDifference:
     """What two checkpoints do not have in common, by stored names of leaves.
 
     ``values`` maps each leaf whose bits differ to the greatest absolute difference of its numbers (NaN where only one
@@ -68,7 +68,9 @@ class Difference:
         yield f"{what} of {self.compared} common leaves compared: {'no difference' if self.same else 'they differ'}"
 
 
-def compare(first: str | os.PathLike[str], second: str | os.PathLike[str], *, values: bool = True) -> Difference:
+def compare(
+    first: str | os.PathLike[str], second: str | os.PathLike[str], *, values: bool = True
+) -> CheckpointDifference:
     """Compare two steps' folders. With ``values``, every byte is verified first and every number compared.
 
     Raises:
@@ -80,7 +82,7 @@ def compare(first: str | os.PathLike[str], second: str | os.PathLike[str], *, va
     common = [name for name in one if name in two]
     changed = [Change(n, _said(one[n]), _said(two[n])) for n in common if _said(one[n]) != _said(two[n])]
     same = [name for name in common if _said(one[name]) == _said(two[name])]
-    return Difference(
+    return CheckpointDifference(
         only_first=tuple(name for name in one if name not in two),
         only_second=tuple(name for name in two if name not in one),
         changed=tuple(changed),
@@ -102,7 +104,7 @@ def _found(path: str | os.PathLike[str], *, deep: bool) -> Found:
 
 
 def _values(both: list[Contents], leaves: Mapping[str, Leaf]) -> dict[str, float]:
-    from holdfast.catalog.reading import batches, read_raw
+    from holdfast.catalog.leaf_values import batches, read_raw
 
     differing: dict[str, float] = {}
     for batch in batches(leaves):

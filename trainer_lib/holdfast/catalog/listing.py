@@ -13,7 +13,7 @@ from holdfast import errors
 from holdfast.catalog.sealing import IO_THREADS, METADATA_FILE, SEALED_ATTEMPT, SealedFolder
 from holdfast.state.leaves import STRUCTURE_FILE
 from holdfast.store.format import digests
-from holdfast.store.read.candidates import Choice, Metric, by_metric
+from holdfast.store.read.candidates import CheckpointChoice, Metric, by_metric
 from holdfast_contract.keys import MANIFEST_FILE, PARTIAL_FILE
 from holdfast_contract.manifest import CheckpointRef, Manifest, Rejection
 from holdfast_contract.runfolder import Found, RunFolder
@@ -23,7 +23,7 @@ TRANSIENT_SECONDS: Final = 5.0
 """How long a fault of storage is retried here, where a person waits."""
 
 
-class Status(enum.StrEnum):
+class Validity(enum.StrEnum):
     """What is known of a checkpoint."""
 
     VALID = "valid"
@@ -32,7 +32,7 @@ class Status(enum.StrEnum):
 
 
 @dataclass(frozen=True)
-class Checkpoint:
+class ListedCheckpoint:
     """One checkpoint as it lies on storage. ``attempt`` is 0 and ``run`` "" where another program wrote it.
 
     ``status`` says that every listed file has its size (and, after a deep check, its digest); else ``reason`` says why
@@ -43,7 +43,7 @@ class Checkpoint:
     attempt: int
     step: int
     folder: Path
-    status: Status
+    status: Validity
     reason: str = ""
     digest: str = ""
     manifest: Manifest | None = None
@@ -56,7 +56,7 @@ class Checkpoint:
     @property
     def valid(self) -> bool:
         """Whether nothing speaks against it at the depth of the check."""
-        return self.status is Status.VALID
+        return self.status is Validity.VALID
 
     @property
     def bytes(self) -> int:
@@ -70,7 +70,7 @@ class Checkpoint:
 
 
 @dataclass(frozen=True)
-class Place:
+class CheckpointFolder:
     """A folder that holds the checkpoints of one run, or of one Orbax manager; of a run perhaps one ``attempt`` alone."""
 
     folder: RunFolder | SealedFolder
@@ -102,14 +102,16 @@ class Place:
         except FileNotFoundError:
             return None
 
-    def check(self, entry: Found | Rejection, *, deep: bool) -> Checkpoint:
+    def check(self, entry: Found | Rejection, *, deep: bool) -> ListedCheckpoint:
         """The entry's status: sizes of all files and, if ``deep``, their digests."""
         if isinstance(entry, Rejection):
             folder = self._folder_of(entry)
-            return Checkpoint(self.run, entry.attempt, entry.step, folder, Status.DAMAGED, entry.reason)
+            return ListedCheckpoint(self.run, entry.attempt, entry.step, folder, Validity.DAMAGED, entry.reason)
         status, reason = _examine(entry, deep=deep)
         ref = entry.ref
-        return Checkpoint(self.run, ref.attempt, ref.step, entry.folder, status, reason, ref.digest, entry.manifest)
+        return ListedCheckpoint(
+            self.run, ref.attempt, ref.step, entry.folder, status, reason, ref.digest, entry.manifest
+        )
 
     def without_manifest(self) -> tuple[Path, ...]:
         """Folders of steps that no manifest vouches for: unfinished or abandoned saves, steps that are not sealed."""
@@ -130,7 +132,9 @@ class Place:
             return self.root / str(rejection.step)
 
 
-def checkpoints(path: str | os.PathLike[str], *, run: str | None = None, deep: bool = False) -> tuple[Checkpoint, ...]:
+def checkpoints(
+    path: str | os.PathLike[str], *, run: str | None = None, deep: bool = False
+) -> tuple[ListedCheckpoint, ...]:
     """All checkpoints below ``path``, each run's newest first, with their status and the reasons.
 
     Args:
@@ -141,13 +145,13 @@ def checkpoints(path: str | os.PathLike[str], *, run: str | None = None, deep: b
     Raises:
         FileNotFoundError: there is no such path, or no run of that name.
     """
-    found: list[Checkpoint] = []
+    found: list[ListedCheckpoint] = []
     for place in places(path, run=run):
         found += [place.check(entry, deep=deep) for entry in place.entries()]
     return tuple(found)
 
 
-def places(path: str | os.PathLike[str], *, run: str | None = None) -> tuple[Place, ...]:
+def places(path: str | os.PathLike[str], *, run: str | None = None) -> tuple[CheckpointFolder, ...]:
     """The runs and managers' folders at or directly below ``path``, by name. Raises FileNotFoundError."""
     root = Path(os.path.abspath(path))
     if run is not None:
@@ -158,12 +162,12 @@ def places(path: str | os.PathLike[str], *, run: str | None = None) -> tuple[Pla
     if here is not None:
         return (here,)
     if run is None and root.name.isdecimal() and _is_run(root.parent):
-        return (Place(RunFolder(root.parent), int(root.name)),)
+        return (CheckpointFolder(RunFolder(root.parent), int(root.name)),)
     below = (_place_at(Path(entry.path)) for entry in sorted(os.scandir(root), key=lambda e: e.name) if entry.is_dir())
     return tuple(place for place in below if place is not None)
 
 
-def one_place(path: str | os.PathLike[str], *, run: str | None = None) -> Place:
+def one_place(path: str | os.PathLike[str], *, run: str | None = None) -> CheckpointFolder:
     """The only run or manager's folder there. Raises FileNotFoundError, or ValueError if there are several."""
     found = places(path, run=run)
     if not found:
@@ -174,17 +178,17 @@ def one_place(path: str | os.PathLike[str], *, run: str | None = None) -> Place:
     return found[0]
 
 
-def step_at(path: str | os.PathLike[str]) -> tuple[Place, Found | Rejection]:
+def step_at(path: str | os.PathLike[str]) -> tuple[CheckpointFolder, Found | Rejection]:
     """The one checkpoint whose own folder is ``path``. Raises FileNotFoundError."""
     folder = Path(os.path.abspath(path))
     if not os.path.lexists(folder / MANIFEST_FILE):
         raise FileNotFoundError(f"{folder}: no {MANIFEST_FILE}, so it is no checkpoint")
     attempt, step = folder.parent.name, folder.name
     if attempt.isdecimal() and step.isdecimal() and _is_run(folder.parent.parent):
-        place = Place(RunFolder(folder.parent.parent))
+        place = CheckpointFolder(RunFolder(folder.parent.parent))
         entry = place.look(int(attempt), int(step))
     else:
-        place = Place(SealedFolder(folder.parent))
+        place = CheckpointFolder(SealedFolder(folder.parent))
         numbers = {path: number for number, path in SealedFolder(folder.parent).steps()}
         entry = place.look(SEALED_ATTEMPT, numbers[folder]) if folder in numbers else None
     if entry is None:
@@ -197,28 +201,28 @@ def is_step(path: str | os.PathLike[str]) -> bool:
     return os.path.lexists(os.path.join(path, MANIFEST_FILE))
 
 
-def _examine(found: Found, *, deep: bool) -> tuple[Status, str]:
+def _examine(found: Found, *, deep: bool) -> tuple[Validity, str]:
     files = found.manifest.files
     if found.ref.attempt != SEALED_ATTEMPT and STRUCTURE_FILE not in {entry.path for entry in files}:
-        return Status.DAMAGED, f"{STRUCTURE_FILE}: not listed in the manifest"
+        return Validity.DAMAGED, f"{STRUCTURE_FILE}: not listed in the manifest"
     verify = digests.verify_files if deep else digests.verify_sizes
     try:
         verify(found.folder, files, threads=IO_THREADS, transient_seconds=TRANSIENT_SECONDS)
     except digests.DamagedFileError as error:
-        return Status.DAMAGED, str(error)
+        return Validity.DAMAGED, str(error)
     except OSError as error:
-        return Status.UNKNOWN, f"storage: {error}"
-    return Status.VALID, ""
+        return Validity.UNKNOWN, f"storage: {error}"
+    return Validity.VALID, ""
 
 
-def _place_at(root: Path) -> Place | None:
+def _place_at(root: Path) -> CheckpointFolder | None:
     if _is_run(root):
-        return Place(RunFolder(root))
+        return CheckpointFolder(RunFolder(root))
     sealed = SealedFolder(root)
     if (not root.name.isdecimal() or not _is_run(root.parent)) and any(
         _has_any(folder, MANIFEST_FILE, METADATA_FILE) for _, folder in sealed.steps()
     ):
-        return Place(sealed)
+        return CheckpointFolder(sealed)
     return None
 
 
@@ -240,7 +244,9 @@ def _has_any(folder: Path, *names: str) -> bool:
     return any(os.path.lexists(folder / name) for name in names)
 
 
-def choose(place: Place, choice: Choice, take: Callable[[Found], Taken]) -> tuple[Found, Taken, tuple[Rejection, ...]]:
+def choose(
+    place: CheckpointFolder, choice: CheckpointChoice, take: Callable[[Found], Taken]
+) -> tuple[Found, Taken, tuple[Rejection, ...]]:
     """The checkpoint to load, what ``take`` made of it, and what was refused before it.
 
     A given step (of the newest attempt that has it) is taken or refused, with no other in its place. The best walks
@@ -273,23 +279,23 @@ def choose(place: Place, choice: Choice, take: Callable[[Found], Taken]) -> tupl
     raise FileNotFoundError(f"{place.root}: no checkpoint")
 
 
-def take_one(place: Place, entry: Found | Rejection, take: Callable[[Found], Taken]) -> tuple[Found, Taken]:
+def take_one(place: CheckpointFolder, entry: Found | Rejection, take: Callable[[Found], Taken]) -> tuple[Found, Taken]:
     """Take this checkpoint and no other, unless sizes of its files speak against it. Raises as ``choose``."""
     found = require_valid(place, entry, deep=False)
     return found, take(found)
 
 
-def require_valid(place: Place, entry: Found | Rejection, *, deep: bool) -> Found:
+def require_valid(place: CheckpointFolder, entry: Found | Rejection, *, deep: bool) -> Found:
     """The entry, if a check finds nothing against it. Raises DamagedCheckpoint, StorageError."""
     checked = place.check(entry, deep=deep)
-    if checked.status is Status.UNKNOWN:
+    if checked.status is Validity.UNKNOWN:
         raise errors.StorageError(checked.reason, path=checked.folder)
     if not checked.valid or isinstance(entry, Rejection):
         raise errors.DamagedCheckpoint(checked.folder, reason=checked.reason)
     return entry
 
 
-def _best_first(place: Place, metric: Metric) -> list[Found | Rejection]:
+def _best_first(place: CheckpointFolder, metric: Metric) -> list[Found | Rejection]:
     """Refusals first: any of them may have been the best."""
     entries = list(place.entries())
     found = [entry for entry in entries if isinstance(entry, Found)]
@@ -299,7 +305,7 @@ def _best_first(place: Place, metric: Metric) -> list[Found | Rejection]:
     return [*(entry for entry in entries if isinstance(entry, Rejection)), *rated]
 
 
-def _newest_of(place: Place, step: int) -> Found | Rejection:
+def _newest_of(place: CheckpointFolder, step: int) -> Found | Rejection:
     for entry in place.entries():  # newest first: of several attempts the last counts
         if step == (entry.ref.step if isinstance(entry, Found) else entry.step):
             return entry

@@ -12,11 +12,11 @@ from typing import Any
 
 from holdfast import errors
 from holdfast.catalog.contents import contents_of, is_own
-from holdfast.catalog.listing import Place, choose, is_step, one_place, require_valid, step_at, take_one
+from holdfast.catalog.listing import CheckpointFolder, choose, is_step, one_place, require_valid, step_at, take_one
 from holdfast.state import metadata
 from holdfast.state.changes import Allowed, compare
 from holdfast.state.leaves import Leaf, Structure, is_below, name_of
-from holdfast.store.read.candidates import NEWEST, Choice, Metric
+from holdfast.store.read.candidates import NEWEST, CheckpointChoice, Metric
 from holdfast_contract.manifest import Manifest, Rejection
 from holdfast_contract.runfolder import Found
 
@@ -86,7 +86,7 @@ def load(  # noqa: PLR0913  one call with a name for every choice, all but the p
         StorageError: storage did not answer, or denied access.
     """
     ask = _Ask(parts, like, Allowed(tuple(new_leaves), tuple(dropped_leaves)))
-    found, filled, rejected = _taken(path, run, Choice(step, best), ask)
+    found, filled, rejected = _taken(path, run, CheckpointChoice(step, best), ask)
     return Loaded(
         filled.state,
         found.ref.attempt,
@@ -119,7 +119,7 @@ class _Ask:
         if self.like is None and self.allowed != Allowed():
             raise ValueError("new_leaves, dropped_leaves: found without like, allowed: with the tree that differs")
 
-    def take(self, place: Place, found: Found) -> _Filled:
+    def take(self, place: CheckpointFolder, found: Found) -> _Filled:
         """Compare it with its manifest and fill the tree. Raises as ``load``."""
         in_one_reading = self.parts is None and is_own(found)
         if not in_one_reading:  # of a few leaves, or by Orbax: not the bytes that are compared
@@ -133,7 +133,7 @@ class _Ask:
 
 
 def _taken(
-    path: str | os.PathLike[str], run: str | None, choice: Choice, ask: _Ask
+    path: str | os.PathLike[str], run: str | None, choice: CheckpointChoice, ask: _Ask
 ) -> tuple[Found, _Filled, tuple[Rejection, ...]]:
     if run is None and is_step(path):
         place, entry = step_at(path)
@@ -159,7 +159,7 @@ def _within(stored: Mapping[str, Leaf], parts: Sequence[str] | None) -> Mapping[
 
 
 def _nested(read: _Read, stored: Mapping[str, Leaf]) -> PyTree:
-    from holdfast.catalog.reading import abstract_leaf
+    from holdfast.catalog.leaf_values import abstract_leaf
 
     wanted = {name: abstract_leaf(leaf) for name, leaf in stored.items()}
     values = read(wanted)

@@ -7,9 +7,9 @@ from typing import Any, Final
 
 from holdfast.catalog import listing as catalog
 from holdfast.catalog import sealing
-from holdfast.catalog.listing import Checkpoint, Status
+from holdfast.catalog.listing import ListedCheckpoint, Validity
 from holdfast.cli import remove
-from holdfast.cli.output import metrics_text, name_of, print_json, print_table, record_of, size_text
+from holdfast.cli.printing import metrics_text, name_of, print_json, print_table, record_of, size_text
 from holdfast_contract.exits import ExitCode
 
 WRONG: Final = 1
@@ -69,7 +69,7 @@ def _list(arguments: argparse.Namespace) -> int:
     return 0
 
 
-def _row(checkpoint: Checkpoint, *, newest: bool) -> tuple[str, ...]:
+def _row(checkpoint: ListedCheckpoint, *, newest: bool) -> tuple[str, ...]:
     status = checkpoint.status.value + (f": {checkpoint.reason}" if checkpoint.reason else "")
     if checkpoint.manifest and checkpoint.manifest.pinned:
         status += " (kept)"
@@ -84,7 +84,7 @@ def _depth(deep: bool) -> str:  # noqa: FBT001  one word for one switch
 
 
 def _verify(arguments: argparse.Namespace) -> int:
-    found: list[Checkpoint] = []
+    found: list[ListedCheckpoint] = []
     for place, entry in _entries(arguments):
         found.append(place.check(entry, deep=True))
         if not arguments.json:
@@ -98,7 +98,7 @@ def _verify(arguments: argparse.Namespace) -> int:
     if arguments.json:
         newest = next((id(c) for c in found if c.valid), 0)
         print_json({"checked": "digests", "checkpoints": [record_of(c, newest_valid=id(c) == newest) for c in found]})
-    if any(c.status is Status.DAMAGED for c in found):
+    if any(c.status is Validity.DAMAGED for c in found):
         return WRONG
     return 0 if all(c.valid for c in found) else int(ExitCode.STORAGE)
 

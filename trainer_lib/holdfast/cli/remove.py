@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Any, Final
 
 from holdfast.catalog import listing as catalog
-from holdfast.cli.output import print_json
+from holdfast.cli.printing import print_json
 from holdfast.store.format import fs
 from holdfast_contract.keys import MANIFEST_FILE, PARTIAL_FILE
 from holdfast_contract.runfolder import Found, RunFolder
@@ -18,14 +18,14 @@ ALWAYS_KEPT: Final = 2
 _DESCRIPTION: Final = """\
 Remove steps' folders: each is renamed first, so that no reader meets half of it.
 
-Refused: the newest two valid checkpoints of a run, those that the program asked to keep, and folders without a manifest,
+RemovalRefused: the newest two valid checkpoints of a run, those that the program asked to keep, and folders without a manifest,
 which may be a save in progress. --force removes these too, and with them perhaps what a running job would go back to;
 make sure that no job uses the run. What Holdfast did not write is never removed, --force or not: remove the steps of an
 Orbax manager with that manager.
 """
 
 
-class Refused(Exception):
+class RemovalRefused(Exception):
     """Why a folder is left alone."""
 
 
@@ -50,7 +50,7 @@ def _remove(arguments: argparse.Namespace) -> int:
         folder = Path(os.path.abspath(name))
         try:
             require_removable(folder, force=arguments.force)
-        except Refused as reason:
+        except RemovalRefused as reason:
             refused.append({"folder": folder, "reason": str(reason)})
             continue
         if not arguments.dry_run:
@@ -67,20 +67,20 @@ def _remove(arguments: argparse.Namespace) -> int:
 
 
 def require_removable(folder: Path, *, force: bool) -> None:
-    """Raises Refused with the reason, FileNotFoundError if nothing is there, or OSError."""
+    """Raises RemovalRefused with the reason, FileNotFoundError if nothing is there, or OSError."""
     if not os.path.lexists(folder):
         raise FileNotFoundError(f"{folder}: no such folder")
     run = RunFolder(folder.parent.parent)
     if not _is_ours(run, folder):
-        raise Refused("Holdfast did not write it")
+        raise RemovalRefused("Holdfast did not write it")
     if force:
         return
     entry = run.look(int(folder.parent.name), int(folder.name))
     if entry is None:
-        raise Refused("it has no manifest and may be a save in progress (--force if no job uses the run)")
+        raise RemovalRefused("it has no manifest and may be a save in progress (--force if no job uses the run)")
     if isinstance(entry, Found):
         if entry.manifest.pinned:
-            raise Refused("the program asked to keep it (--force)")
+            raise RemovalRefused("the program asked to keep it (--force)")
         _require_two_newer(run, entry)
 
 
@@ -94,7 +94,7 @@ def _is_ours(run: RunFolder, folder: Path) -> bool:
 
 def _require_two_newer(run: RunFolder, entry: Found) -> None:
     """Every byte of what would remain is read: a damaged checkpoint must not stand in for a valid one."""
-    place = catalog.Place(run)
+    place = catalog.CheckpointFolder(run)
     if not place.check(entry, deep=True).valid:
         return
     newer = 0
@@ -103,4 +103,4 @@ def _require_two_newer(run: RunFolder, entry: Found) -> None:
             newer += 1
             if newer >= ALWAYS_KEPT:
                 return
-    raise Refused(f"it is one of the newest {ALWAYS_KEPT} valid checkpoints of its run (--force)")
+    raise RemovalRefused(f"it is one of the newest {ALWAYS_KEPT} valid checkpoints of its run (--force)")

@@ -70,7 +70,7 @@ class Ask:
 
 
 @dataclass(frozen=True)
-class Facts:
+class RankState:
     """What one rank knows. Steps count from 1; 0 is the initial state, -1 nothing. Durations in seconds."""
 
     entered: int = 0
@@ -92,7 +92,7 @@ class Decision:
     reason: str = ""
 
 
-def decide(ask: Ask, facts: Sequence[Facts], seconds_left: float | None) -> Decision:
+def decide(ask: Ask, facts: Sequence[RankState], seconds_left: float | None) -> Decision:
     """The decision from what every rank said and the seconds that are left now."""
     entered = max(f.entered for f in facts)
     forecast = max(f.forecast_seconds for f in facts)
@@ -110,7 +110,7 @@ def decide(ask: Ask, facts: Sequence[Facts], seconds_left: float | None) -> Deci
     return Decision(Answer.TOO_LATE, -1, stop_after, forecast, reason)
 
 
-def _common_in_flight(facts: Sequence[Facts]) -> int | None:
+def _common_in_flight(facts: Sequence[RankState]) -> int | None:
     """The step that every rank is writing or has committed, if at least one is still writing it."""
     flying = {f.in_flight for f in facts if f.in_flight is not None}
     if len(flying) != 1:
@@ -232,7 +232,7 @@ class Round:
         ranks = range(self._coordination.process_count)
         return next((key for r in ranks if (key := f"{self._facts}/{r}") not in there), None)
 
-    def advance(self, now: float, facts: Callable[[], Facts]) -> Decision | None:
+    def advance(self, now: float, facts: Callable[[], RankState]) -> Decision | None:
         """Do what can be done now; the decision once it is there. The gate is held from the first call on; the caller
         releases it with the decision. Raises CoordinationLost.
         """
@@ -257,7 +257,7 @@ class Round:
             if len(said) == self._coordination.process_count:
                 left = self.ask.seconds_left
                 left = None if left is None else left - (now - (self.began or now))
-                return decide(self.ask, [codec.decode(Facts, v) for v in said.values()], left)
+                return decide(self.ask, [codec.decode(RankState, v) for v in said.values()], left)
         if now < self.deadline:
             return None
         said = self._coordination.directory(self._facts)

@@ -10,7 +10,17 @@ from collections.abc import Callable
 from dataclasses import dataclass, replace
 from typing import Final
 
-from holdfast.distributed.agreement import CLOSED, Answer, Ask, Decision, Facts, Gate, Round, round_key, seconds_until
+from holdfast.distributed.agreement import (
+    CLOSED,
+    Answer,
+    Ask,
+    Decision,
+    Gate,
+    RankState,
+    Round,
+    round_key,
+    seconds_until,
+)
 from holdfast.distributed.coordination import Coordination
 from holdfast.errors import CoordinationLost, PeerLost
 from holdfast_contract import codec
@@ -40,7 +50,7 @@ class Agreement:
     """
 
     def __init__(
-        self, coordination: Coordination, *, facts: Callable[[], Facts], decided: Callable[[Ask, Decision], None]
+        self, coordination: Coordination, *, facts: Callable[[], RankState], decided: Callable[[Ask, Decision], None]
     ) -> None:
         self.gate = Gate()
         self._coordination, self._facts, self._decided = coordination, facts, decided

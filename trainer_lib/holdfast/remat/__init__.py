@@ -13,11 +13,11 @@ Values and gradients stay those of the function; only memory and time change.
 """
 
 from holdfast.remat.assign import EveryNth, assign, every
-from holdfast.remat.budget import Budget, DoesNotFit, bytes_per_device, fraction
-from holdfast.remat.compare import compare
+from holdfast.remat.comparison import compare
 from holdfast.remat.layers import scan_layers
-from holdfast.remat.plan import Kept, Plan, automatic, plan
-from holdfast.remat.policies import (
+from holdfast.remat.memory_budget import Budget, DoesNotFit, bytes_per_device, fraction
+from holdfast.remat.planning import Kept, Plan, automatic, plan
+from holdfast.remat.remat_policies import (
     Policy,
     any_of,
     dots,

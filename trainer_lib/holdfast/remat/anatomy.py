@@ -12,10 +12,10 @@ import jax
 from holdfast.remat.combine import Group, Selection, keep_all
 from holdfast.remat.graph import graph_of, kept_only
 from holdfast.remat.measure import Traced, measure
-from holdfast.remat.policies import Policy
-from holdfast.remat.program import Body, Path, Program, Rebuild, Rewriter, trace
 from holdfast.remat.regions import Region, find_regions, is_real
+from holdfast.remat.remat_policies import Policy
 from holdfast.remat.solve import part_of
+from holdfast.remat.traced_program import Body, Path, Rebuild, Rewriter, TracedProgram, trace
 
 
 @dataclass(frozen=True)
@@ -26,7 +26,7 @@ class Anatomy:
     computes without rematerialisation. ``fixed_bytes``: kept outside all regions. ``seconds``: taken to find this out.
     """
 
-    program: Program
+    program: TracedProgram
     active: tuple[bool, ...]
     leaves: tuple[Any, ...]
     regions: tuple[Region, ...]

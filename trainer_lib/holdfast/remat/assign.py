@@ -11,8 +11,8 @@ from jax.extend import core
 
 from holdfast.remat.anatomy import under
 from holdfast.remat.checks import require_callable, require_int
-from holdfast.remat.policies import Everything, Policy, require_policy
-from holdfast.remat.program import Path, Rebuild, Rewriter, body_of, mark_of, trace
+from holdfast.remat.remat_policies import Everything, Policy, require_policy
+from holdfast.remat.traced_program import Path, Rebuild, Rewriter, body_of, mark_of, trace
 
 
 @dataclass(frozen=True)

@@ -8,7 +8,7 @@ from holdfast.remat.graph import Graph
 
 
 @dataclass(frozen=True)
-class Choice:
+class RegionChoice:
     """What a region keeps. ``keep`` None: everything, without rematerialisation.
 
     ``kept_bytes``: held from the forward to the backward pass. ``working_bytes``: back for as long as the backward pass
@@ -26,19 +26,19 @@ class Choice:
         return self.kept_bytes + self.working_bytes
 
 
-def everything_of(graph: Graph) -> Choice:
+def everything_of(graph: Graph) -> RegionChoice:
     """Keep all."""
-    return Choice(None, graph.everything_bytes, 0, 0)
+    return RegionChoice(None, graph.everything_bytes, 0, 0)
 
 
-def outcome(graph: Graph, keep: frozenset[int]) -> Choice:
+def outcome(graph: Graph, keep: frozenset[int]) -> RegionChoice:
     """What keeping these values (and the inputs that are needed then) costs."""
     available, again = _replayed(graph, keep)
     kept = sum(graph.values[i].kept_bytes for i in available if i in keep or graph.values[i].producer is None)
     working = sum(graph.values[i].single_bytes for i in graph.needed if i not in keep and not is_input(graph, i))
     labels = frozenset(str(graph.values[i].label) for i in keep & available)
     flops = sum(graph.operations[o].flops for o in again)
-    return Choice(labels, kept, working, flops)
+    return RegionChoice(labels, kept, working, flops)
 
 
 def _replayed(graph: Graph, keep: frozenset[int]) -> tuple[set[int], set[int]]:

@@ -11,11 +11,11 @@ from typing import Any, Final
 import numpy as np
 import numpy.typing as npt
 
-from holdfast.remat.choice import Choice, everything_of
+from holdfast.remat.choice import RegionChoice, everything_of
 from holdfast.remat.graph import Graph
 from holdfast.remat.prices import Prices
-from holdfast.remat.program import Path
-from holdfast.remat.solve import Model, Part
+from holdfast.remat.solve import Model, RegionVariables
+from holdfast.remat.traced_program import Path
 
 _OPTIONS: Final = 12
 """Choices that are prepared per kind of region, spread evenly over the logarithm of their bytes."""
@@ -39,14 +39,14 @@ class Group:
 
     paths: tuple[Path, ...]
     graph: Graph
-    part: Part
+    part: RegionVariables
 
 
 @dataclass(frozen=True)
 class Selection:
     """A choice for each region. ``bound_flops``: no selection that fits needs fewer; None if that is not known."""
 
-    choices: dict[Path, Choice]
+    choices: dict[Path, RegionChoice]
     bound_flops: float | None
 
     @property
@@ -70,7 +70,7 @@ class Selection:
         return sum(c.flops for c in self.choices.values())
 
 
-def everywhere(groups: Sequence[Group], choices: Sequence[Choice]) -> Selection:
+def everywhere(groups: Sequence[Group], choices: Sequence[RegionChoice]) -> Selection:
     """The same choice for all regions of a group."""
     return Selection({path: c for g, c in zip(groups, choices, strict=True) for path in g.paths}, None)
 
@@ -146,7 +146,7 @@ def sample(groups: Sequence[Group], *, points: int, seconds: float) -> list[Sele
     return [least, *(s for s in found if s is not None), most]
 
 
-def prepare(group: Group, deadline: float) -> list[Choice]:
+def prepare(group: Group, deadline: float) -> list[RegionChoice]:
     """Choices for a kind of region from the fewest bytes to all; at least these two, more until the deadline."""
     copies = len(group.paths)
     model = Model([group.part], [copies])
@@ -170,16 +170,18 @@ def _spread(values: list[Any]) -> Iterator[Any]:
         yield from values[start::4]
 
 
-def _undominated(choices: Sequence[Choice]) -> list[Choice]:
+def _undominated(choices: Sequence[RegionChoice]) -> list[RegionChoice]:
     """Without those that another one beats or equals in all respects."""
-    best: list[Choice] = []
+    best: list[RegionChoice] = []
     for choice in sorted(choices, key=lambda c: (c.flops, c.kept_bytes, c.working_bytes)):
         if not any(o.kept_bytes <= choice.kept_bytes and o.working_bytes <= choice.working_bytes for o in best):
             best.append(choice)
     return best
 
 
-def _best_of_thresholds(groups: Sequence[Group], options: Sequence[list[Choice]], cap_bytes: float) -> Selection | None:
+def _best_of_thresholds(
+    groups: Sequence[Group], options: Sequence[list[RegionChoice]], cap_bytes: float
+) -> Selection | None:
     """The best selection over limits on working bytes: the working bytes of one region take room from all."""
     limits = sorted({c.working_bytes for choices in options for c in choices})
     if len(limits) > _THRESHOLDS:
@@ -195,7 +197,7 @@ def _best_of_thresholds(groups: Sequence[Group], options: Sequence[list[Choice]]
     return best
 
 
-def _fill(groups: Sequence[Group], options: Sequence[list[Choice]], room_bytes: float) -> Selection | None:
+def _fill(groups: Sequence[Group], options: Sequence[list[RegionChoice]], room_bytes: float) -> Selection | None:
     """Dynamic program: the least FLOPs of the regions so far for each number of buckets that they may fill."""
     best: npt.NDArray[np.float64] = np.zeros(_BUCKETS + 1)
     order = [(path, choices) for g, choices in zip(groups, options, strict=True) for path in g.paths]
@@ -223,7 +225,7 @@ def _fill(groups: Sequence[Group], options: Sequence[list[Choice]], room_bytes: 
     return Selection(chosen, None)
 
 
-def _weight(choice: Choice, room_bytes: float) -> int:
+def _weight(choice: RegionChoice, room_bytes: float) -> int:
     return math.ceil(choice.kept_bytes / room_bytes * _BUCKETS)
 
 

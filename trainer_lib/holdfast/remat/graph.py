@@ -13,8 +13,8 @@ from jax.extend import core
 
 from holdfast.remat.costs import ancestors, bytes_of, flops_of_equation
 from holdfast.remat.measure import shapes_of
-from holdfast.remat.program import CALLS, Body, bind, body_of, constrained
 from holdfast.remat.regions import Region, is_real
+from holdfast.remat.traced_program import CALLS, Body, bind, body_of, constrained
 
 _named: Final[Callable[[Any, str], Any]] = checkpoint_name
 

@@ -8,7 +8,7 @@ from typing import Any, TypeVar
 import jax
 
 from holdfast.remat.checks import require_callable, require_int
-from holdfast.remat.policies import Policy, require_policy
+from holdfast.remat.remat_policies import Policy, require_policy
 
 Carry = TypeVar("Carry")
 

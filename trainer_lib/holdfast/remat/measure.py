@@ -12,8 +12,8 @@ import numpy as np
 from jax.extend import core
 
 from holdfast.remat.costs import bytes_of, live_flops_of
-from holdfast.remat.program import Body
 from holdfast.remat.regions import is_real
+from holdfast.remat.traced_program import Body
 
 _shape: Final[Callable[..., jax.ShapeDtypeStruct]] = jax.ShapeDtypeStruct
 

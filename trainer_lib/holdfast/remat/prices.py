@@ -17,7 +17,7 @@ import time
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 
-from holdfast.remat.choice import Choice
+from holdfast.remat.choice import RegionChoice
 from holdfast.remat.solve import Model
 
 _NEAR = 0.002
@@ -33,7 +33,7 @@ class Prices:
 
     models: Sequence[Model]
     copies: Sequence[int]
-    options: list[list[Choice]]
+    options: list[list[RegionChoice]]
     cap_bytes: float
     bound_flops: float = field(default=0.0, init=False)
 
@@ -63,7 +63,7 @@ class Prices:
                 options.append(answer.choices[0])
         return bound
 
-    def _cost(self, choice: Choice, price: float) -> float:
+    def _cost(self, choice: RegionChoice, price: float) -> float:
         return choice.flops + price * (choice.kept_bytes + choice.working_bytes / sum(self.copies))
 
     def _picture(self, price: float) -> tuple[float, float]:

@@ -9,7 +9,7 @@ from typing import Any, Literal
 import jax.numpy as jnp
 from jax.extend import core
 
-from holdfast.remat.program import CALLS, REMAT, Path, body_of, has_mark, mark_of
+from holdfast.remat.traced_program import CALLS, REMAT, Path, body_of, has_mark, mark_of
 
 
 @dataclass(frozen=True)

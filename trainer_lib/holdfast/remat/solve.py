@@ -25,7 +25,7 @@ import numpy.typing as npt
 from scipy.optimize import Bounds, LinearConstraint, milp
 from scipy.sparse import coo_array
 
-from holdfast.remat.choice import Choice, everything_of, is_input, outcome
+from holdfast.remat.choice import RegionChoice, everything_of, is_input, outcome
 from holdfast.remat.graph import Graph
 
 _TIE: Final = 1e-6
@@ -39,7 +39,7 @@ Entry = tuple[int, int, float]
 
 
 @dataclass(frozen=True)
-class Part:
+class RegionVariables:
     """The variables of one region: z, then s of each slot (values that can be kept, inputs), then r of each operation."""
 
     graph: Graph
@@ -70,7 +70,7 @@ class Part:
         spared = [read.get(i, 0) for i in self.slots]
         return total, np.array([total, *spared, *[0] * len(graph.operations)], float)
 
-    def choice(self, solution: npt.NDArray[np.float64]) -> Choice:
+    def choice(self, solution: npt.NDArray[np.float64]) -> RegionChoice:
         """What the values of the variables mean."""
         if solution[0] > 0.5:
             return everything_of(self.graph)
@@ -78,7 +78,7 @@ class Part:
         return outcome(self.graph, frozenset(i for i in kept if not is_input(self.graph, i)))
 
 
-def part_of(graph: Graph) -> Part:
+def part_of(graph: Graph) -> RegionVariables:
     """The variables and covering constraints of a region."""
     inputs = tuple(i for i, v in enumerate(graph.values) if v.producer is None and v.kept_bytes > 0)
     slots = graph.choosable + inputs
@@ -97,21 +97,21 @@ def part_of(graph: Graph) -> Part:
         row.append((0, 1.0) if number_or_none is None else (first + number_or_none, -1.0))
         rows.append(tuple(row))
         lower.append(1.0 if number_or_none is None else 0.0)
-    return Part(graph, slots, tuple(rows), tuple(lower))
+    return RegionVariables(graph, slots, tuple(rows), tuple(lower))
 
 
 @dataclass(frozen=True)
-class Answer:
+class Solution:
     """A choice per part, in order. ``bound_flops``: nothing that fits needs fewer."""
 
-    choices: tuple[Choice, ...]
+    choices: tuple[RegionChoice, ...]
     bound_flops: float
 
 
 class Model:
     """Regions to be solved together. ``copies``: of each in the program, all with one choice."""
 
-    def __init__(self, parts: Sequence[Part], copies: Sequence[int]) -> None:
+    def __init__(self, parts: Sequence[RegionVariables], copies: Sequence[int]) -> None:
         self._parts = parts
         self._starts = [int(n) for n in np.cumsum([0, *(p.width for p in parts)])]
         self._kept = np.concatenate([n * p.kept() for p, n in zip(parts, copies, strict=True)])
@@ -122,7 +122,7 @@ class Model:
         self._unit_flops = max(float(self._flops.max(initial=0.0)), 1.0)
         self._constraint = self._constraints()
 
-    def solve(self, cap_bytes: float, *, seconds: float) -> Answer | None:
+    def solve(self, cap_bytes: float, *, seconds: float) -> Solution | None:
         """The fewest FLOPs whose kept and working bytes are at most the cap; None if none was found in time."""
         objective = np.append(self._flops / self._unit_flops + self._kept / self._kept.sum().clip(1) * _TIE, 0.0)
         cap = LinearConstraint(np.append(self._kept / self._unit_bytes, 1.0)[None, :], -np.inf, self._scaled(cap_bytes))
@@ -133,9 +133,9 @@ class Model:
         if sum(c.kept_bytes for c in choices) > cap_bytes:
             return None  # within the solver's tolerance, not within the cap
         bound = 0.0 if found.mip_dual_bound is None else float(found.mip_dual_bound)
-        return Answer(choices, max(bound - 2 * _TIE, 0.0) * self._unit_flops)
+        return Solution(choices, max(bound - 2 * _TIE, 0.0) * self._unit_flops)
 
-    def cheapest(self, price: float, working_price: float, *, seconds: float) -> Answer | None:
+    def cheapest(self, price: float, working_price: float, *, seconds: float) -> Solution | None:
         """The least FLOPs plus ``price`` per kept byte plus ``working_price`` per working byte, without a cap.
 
         ``bound_flops`` of the answer bounds this sum. None if none was found in time.
@@ -145,7 +145,7 @@ class Model:
         found = self._optimum(objective, [self._constraint], self._whole, seconds)
         if found.x is None or found.mip_dual_bound is None:
             return None
-        return Answer(self._choices(found.x), max(float(found.mip_dual_bound) * unit * (1 - _TIE), 0.0))
+        return Solution(self._choices(found.x), max(float(found.mip_dual_bound) * unit * (1 - _TIE), 0.0))
 
     def bound(self, cap_bytes: float, *, seconds: float) -> float:
         """FLOPs that no choice within the cap can stay below: the optimum if values could be kept in part.
@@ -157,7 +157,7 @@ class Model:
         found = self._optimum(objective, [self._constraint, cap], np.zeros_like(self._whole), seconds)
         return 0.0 if found.x is None else max(float(found.fun) * self._unit_flops, 0.0)
 
-    def least(self, *, seconds: float) -> tuple[Choice, ...]:
+    def least(self, *, seconds: float) -> tuple[RegionChoice, ...]:
         """The fewest kept and working bytes, whatever they cost."""
         objective = np.append(self._kept / self._unit_bytes + self._flops / self._unit_flops * _TIE, 1.0)
         found = self._optimum(objective, [self._constraint], self._whole, seconds)
@@ -165,7 +165,7 @@ class Model:
             return tuple(outcome(p.graph, frozenset()) for p in self._parts)
         return self._choices(found.x)
 
-    def _choices(self, solution: npt.NDArray[np.float64]) -> tuple[Choice, ...]:
+    def _choices(self, solution: npt.NDArray[np.float64]) -> tuple[RegionChoice, ...]:
         return tuple(p.choice(solution[start:]) for p, start in zip(self._parts, self._starts, strict=False))
 
     def _scaled(self, value_bytes: float) -> float:

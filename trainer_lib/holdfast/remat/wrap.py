@@ -11,7 +11,7 @@ from typing import Any, TypeVar, cast
 import jax
 
 from holdfast.remat.checks import require_names
-from holdfast.remat.policies import JaxPolicy, Policy, require_policy
+from holdfast.remat.remat_policies import JaxPolicy, Policy, require_policy
 
 Target = TypeVar("Target", bound=Callable[..., Any])
 

@@ -10,24 +10,34 @@ from typing import TYPE_CHECKING, Any, Final
 
 if TYPE_CHECKING:
     from holdfast.state.changes import Allowed
+    from holdfast.store.attempt_store import CheckpointExtras, Store
     from holdfast.store.handle import SaveHandle
-    from holdfast.store.read.candidates import Choice
+    from holdfast.store.read.candidates import CheckpointChoice
     from holdfast.store.read.restore import Restored
-    from holdfast.store.settings import UNPINNED, StoreSettings, Unpinned
-    from holdfast.store.store import Request, Store
+    from holdfast.store.store_settings import UNPINNED, StoreSettings, Unpinned
 
-__all__ = ["UNPINNED", "Allowed", "Choice", "Request", "Restored", "SaveHandle", "Store", "StoreSettings", "Unpinned"]
+__all__ = [
+    "UNPINNED",
+    "Allowed",
+    "CheckpointChoice",
+    "CheckpointExtras",
+    "Restored",
+    "SaveHandle",
+    "Store",
+    "StoreSettings",
+    "Unpinned",
+]
 
 _HOMES: Final = {
     "Allowed": "holdfast.state.changes",
-    "Choice": "holdfast.store.read.candidates",
+    "CheckpointChoice": "holdfast.store.read.candidates",
     "SaveHandle": "holdfast.store.handle",
     "Restored": "holdfast.store.read.restore",
-    "UNPINNED": "holdfast.store.settings",
-    "StoreSettings": "holdfast.store.settings",
-    "Unpinned": "holdfast.store.settings",
-    "Request": "holdfast.store.store",
-    "Store": "holdfast.store.store",
+    "UNPINNED": "holdfast.store.store_settings",
+    "StoreSettings": "holdfast.store.store_settings",
+    "Unpinned": "holdfast.store.store_settings",
+    "CheckpointExtras": "holdfast.store.attempt_store",
+    "Store": "holdfast.store.attempt_store",
 }
 
 

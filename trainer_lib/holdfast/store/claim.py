@@ -14,7 +14,7 @@ from holdfast import errors
 from holdfast.distributed.coordination import Coordination
 from holdfast.distributed.votes import Ballot, Problem, ProblemKind, Vote, first_problem, problem_of
 from holdfast.store.format import fs
-from holdfast.store.settings import StoreSettings
+from holdfast.store.store_settings import StoreSettings
 from holdfast_contract import codec
 from holdfast_contract.keys import MANIFEST_FILE, PARTIAL_FILE, TRASH_PREFIX
 from holdfast_contract.manifest import Owner
@@ -24,7 +24,7 @@ _PROBE_PREFIX: Final = ".probe-"
 
 
 @dataclass(frozen=True)
-class Claim:
+class RunClaim:
     """Who claims which attempt of which run."""
 
     folder: RunFolder
@@ -53,7 +53,7 @@ class Claim:
         return errors.Superseded(self.folder.root, attempt=self.attempt, found=found)
 
 
-def claim_run(claim: Claim, coordination: Coordination, *, take_over: bool, settings: StoreSettings) -> None:
+def claim_run(claim: RunClaim, coordination: Coordination, *, take_over: bool, settings: StoreSettings) -> None:
     """Claim the run for this attempt; every rank calls it once, before any other use of the store.
 
     Raises:
@@ -82,7 +82,7 @@ def claim_run(claim: Claim, coordination: Coordination, *, take_over: bool, sett
     fs.remove_file(_probe(claim, coordination.process_index))
 
 
-def sweep_leftovers(claim: Claim) -> tuple[Path, ...]:
+def sweep_leftovers(claim: RunClaim) -> tuple[Path, ...]:
     """Remove what killed writers left behind in this and older attempts: trash, and saves that were never committed.
 
     Only what bears our marks is touched, and nothing of a later attempt. It also ends the save of an older writer that
@@ -109,7 +109,7 @@ def _is_abandoned_save(folder: Path) -> bool:
     return os.path.lexists(folder / PARTIAL_FILE) and not os.path.lexists(folder / MANIFEST_FILE)
 
 
-def _open(claim: Claim, *, take_over: bool) -> str:
+def _open(claim: RunClaim, *, take_over: bool) -> str:
     """Rank 0's part: returns the token that other ranks must be able to read."""
     folder = claim.folder
     if not folder.root.parent.is_dir():
@@ -131,7 +131,7 @@ def _open(claim: Claim, *, take_over: bool) -> str:
     return token
 
 
-def _take_ownership(claim: Claim, *, take_over: bool) -> None:
+def _take_ownership(claim: RunClaim, *, take_over: bool) -> None:
     folder, owner = claim.folder, claim.owner
     recorded = folder.owner()
     if recorded is not None and recorded.job_uid != owner.job_uid and not take_over:
@@ -150,7 +150,7 @@ def _take_ownership(claim: Claim, *, take_over: bool) -> None:
             raise errors.ForeignRun(folder.root, owner=owner, recorded=winner or owner) from None
 
 
-def _prove(claim: Claim, rank: int, token: str, visible_seconds: float) -> str:
+def _prove(claim: RunClaim, rank: int, token: str, visible_seconds: float) -> str:
     """Write, sync, rename and read back a file of this rank, and read the one that rank 0 wrote."""
 
     def visible() -> None:
@@ -171,7 +171,7 @@ def _prove(claim: Claim, rank: int, token: str, visible_seconds: float) -> str:
     return ""
 
 
-def _surroundings(claim: Claim) -> str:
+def _surroundings(claim: RunClaim) -> str:
     """What this process sees of the run's folder, for whoever must find out why it does not see more."""
     if not claim.folder.root.is_dir():
         return "the run's folder is not there"
@@ -191,18 +191,18 @@ def _until_visible(look: Callable[[], None], seconds: float) -> None:
         time.sleep(0.02)
 
 
-def _write_probe(claim: Claim, rank: int, token: str) -> None:
+def _write_probe(claim: RunClaim, rank: int, token: str) -> None:
     path = _probe(claim, rank)
     fs.publish_file(path, token.encode())
     if path.read_bytes() != token.encode():
         raise errors.StorageUnusable("a file read back differs from what was written", path=path)
 
 
-def _probe(claim: Claim, rank: int) -> Path:
+def _probe(claim: RunClaim, rank: int) -> Path:
     return claim.folder.attempt_folder(claim.attempt) / f"{_PROBE_PREFIX}{rank}"
 
 
-def _cast(ballot: Ballot, claim: Claim, action: Callable[[], str]) -> None:
+def _cast(ballot: Ballot, claim: RunClaim, action: Callable[[], str]) -> None:
     try:
         ballot.cast(payload=action())
     except errors.ForeignRun as error:
@@ -212,13 +212,13 @@ def _cast(ballot: Ballot, claim: Claim, action: Callable[[], str]) -> None:
         ballot.cast(problem=problem_of(error, where=claim.folder.root))
 
 
-def _payload_of_rank_0(ballot: Ballot, claim: Claim, *, deadline: float) -> str:
+def _payload_of_rank_0(ballot: Ballot, claim: RunClaim, *, deadline: float) -> str:
     vote = ballot.wait_for(0, "process 0 to claim the run", deadline=deadline)
     _raise_first((vote,), claim)
     return vote.payload
 
 
-def _raise_first(votes: tuple[Vote, ...], claim: Claim) -> None:
+def _raise_first(votes: tuple[Vote, ...], claim: RunClaim) -> None:
     vote = first_problem(votes)
     if vote is None or vote.problem is None:
         return
@@ -233,4 +233,4 @@ def _raise_first(votes: tuple[Vote, ...], claim: Claim) -> None:
     )
 
 
-__all__ = ["Claim", "OwnerRecordError", "claim_run", "sweep_leftovers"]
+__all__ = ["OwnerRecordError", "RunClaim", "claim_run", "sweep_leftovers"]

@@ -7,7 +7,7 @@ from collections.abc import Collection, Iterable
 from typing import Final
 
 from holdfast.policies.retention import Kept, Retention, superfluous
-from holdfast.store.claim import Claim
+from holdfast.store.claim import RunClaim
 from holdfast.store.format import fs
 from holdfast.store.handle import logger
 from holdfast_contract.manifest import CheckpointRef
@@ -18,7 +18,7 @@ ALWAYS_KEPT: Final = 2
 
 
 def apply_retention(
-    claim: Claim, rule: Retention, *, protected: Iterable[CheckpointRef], damaged: Collection[CheckpointRef] = ()
+    claim: RunClaim, rule: Retention, *, protected: Iterable[CheckpointRef], damaged: Collection[CheckpointRef] = ()
 ) -> tuple[CheckpointRef, ...]:
     """Delete this and older attempts' checkpoints that nothing keeps; what went, oldest first. Rank 0 only.
 

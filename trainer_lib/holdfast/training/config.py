@@ -17,7 +17,7 @@ from holdfast.policies.health import Predicate
 from holdfast.policies.job_rules import JobRules, rules_from_json
 from holdfast.policies.keeping import KeepRule
 from holdfast.policies.saving import SavePolicy
-from holdfast.store.settings import WriterName
+from holdfast.store.store_settings import WriterName
 from holdfast_contract import codec, keys
 from holdfast_contract.manifest import CheckpointRef, Owner
 from holdfast_contract.sync import FailureHistory

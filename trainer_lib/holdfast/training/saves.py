@@ -9,7 +9,7 @@ from collections import deque
 from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING, Any, Final
 
-from holdfast.distributed.agreement import Ask, Facts
+from holdfast.distributed.agreement import Ask, RankState
 from holdfast.errors import HoldfastError, PeerLost
 from holdfast.policies.saving import Moment
 from holdfast.training.goodput import Accountant
@@ -20,7 +20,7 @@ from holdfast_contract.reasons import Bucket
 from holdfast_contract.sync import FailureHistory
 
 if TYPE_CHECKING:
-    from holdfast.store import Request, SaveHandle, Store
+    from holdfast.store import CheckpointExtras, SaveHandle, Store
 
 RECENT_SAVES: Final = 100
 """Window of the 99th percentile: with fewer it is the slowest."""
@@ -57,7 +57,7 @@ class Saves:
         self._writes: deque[float] = deque(maxlen=RECENT_SAVES)
         self.last_step = -1
 
-    def begin(self, step: int, state: Any, request: Request, asks: Sequence[Ask] = ()) -> SaveHandle:
+    def begin(self, step: int, state: Any, request: CheckpointExtras, asks: Sequence[Ask] = ()) -> SaveHandle:
         """Snapshot now and save in the background. Waits for the save before, which every rank does at the same step.
 
         What the store raises at once (a leaf that cannot be stored) is a mistake of the program and is raised.
@@ -112,7 +112,7 @@ class Saves:
             since = time.monotonic() - self._began
             return Moment(step, since, stall, self._write_seconds(), self._steps.recent(), self._history_now())
 
-    def facts(self) -> Facts:
+    def facts(self) -> RankState:
         """This rank's part in an agreement, but for the step entered."""
         completed, newest = self._steps.completed, self._status.newest
         flying = self.in_flight
@@ -120,7 +120,7 @@ class Saves:
             write = self._write_seconds() or 0.0
             remaining = max(0.0, write - (time.monotonic() - self._began)) if flying else 0.0
         step_seconds = self._steps.step_seconds or 0.0
-        return Facts(
+        return RankState(
             completed=completed,
             newest=-1 if newest is None else newest.step,
             in_flight=flying.step if flying else None,

@@ -13,9 +13,9 @@ from holdfast.distributed.world import World
 from holdfast.policies.health import Predicate, with_verdict
 from holdfast.policies.keeping import KeepRule, require_positive
 from holdfast.policies.saving import SavePolicy
-from holdfast.state import data as positions
+from holdfast.state import data_position
 from holdfast.state import metadata as notes
-from holdfast.store.settings import require_writer, require_yes_or_no
+from holdfast.store.store_settings import require_writer, require_yes_or_no
 from holdfast.training.config import Arguments, look_around
 from holdfast.training.logs import show_in_a_pod
 from holdfast.training.progress import results_of
@@ -134,7 +134,7 @@ class Session:
         from holdfast.state.initial import Initial
         from holdfast.training.restoring import begin_or_continue, wanted
 
-        positions.require_iterator(data)
+        data_position.require_iterator(data)
         parts, journal = self._parts, self._journal
         wish = wanted(parts.where.pin, new_leaves, dropped_leaves, step=step, best=best)
         journal.accountant.enter_phase(Bucket.RESTORE)
@@ -206,7 +206,7 @@ class Session:
             SaveError: with ``on_save_error="raise"``: the save before the one that this call began has failed.
         """
         from holdfast.state import nnx
-        from holdfast.store import Request
+        from holdfast.store import CheckpointExtras
 
         parts = self._parts
         entered = parts.agreement.gate.entered
@@ -222,9 +222,9 @@ class Session:
             for ask in asks:
                 parts.saves.follow(step, ask)
         elif wanted or asks:
-            positions.require_iterator(data)
+            data_position.require_iterator(data)
             told = with_verdict(metrics, parts.where.healthy)
-            request = Request(positions.capture(data), told, pinned=keep, metadata=noted)
+            request = CheckpointExtras(data_position.capture(data), told, pinned=keep, metadata=noted)
             before = parts.saves.last
             handle = parts.saves.begin(step, nnx.arrays_of(state), request, asks)
             parts.schedule.began()

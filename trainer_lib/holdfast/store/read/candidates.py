@@ -9,7 +9,7 @@ from typing import Final, Literal
 
 from holdfast.store.format import fs
 from holdfast.store.read import poison
-from holdfast.store.settings import UNPINNED, StoreSettings, Unpinned
+from holdfast.store.store_settings import UNPINNED, StoreSettings, Unpinned
 from holdfast_contract.manifest import CheckpointRef, Rejection, is_healthy
 from holdfast_contract.runfolder import Found, RunFolder
 
@@ -19,7 +19,7 @@ _MISSING: Final = "the pinned checkpoint is not there: its manifest is missing"
 
 
 @dataclass(frozen=True)
-class Choice:
+class CheckpointChoice:
     """The newest by default; else one ``step`` and no other, or the ``best`` by a metric, best first."""
 
     step: int | None = None
@@ -32,7 +32,7 @@ class Choice:
             raise ValueError(f"best: found mode {self.best[1]!r}, allowed: 'min' | 'max'")
 
 
-NEWEST: Final = Choice()
+NEWEST: Final = CheckpointChoice()
 
 
 @dataclass(frozen=True)
@@ -43,7 +43,7 @@ class Candidates:
     attempt: int
     settings: StoreSettings
 
-    def in_order(self, pin: Pin, choice: Choice) -> Iterator[Found | Rejection]:
+    def in_order(self, pin: Pin, choice: CheckpointChoice) -> Iterator[Found | Rejection]:
         """Candidates and refusals, the one to try first first. Raises OSError."""
         entries: Iterable[Found | Rejection] = self._at_or_below(pin)
         if choice.step is not None:

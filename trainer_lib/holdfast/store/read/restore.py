@@ -25,10 +25,10 @@ from holdfast.state.structure import STRUCTURE_FILE, PyTree
 from holdfast.store.format import digests, fs
 from holdfast.store.format.data_files import data_file
 from holdfast.store.handle import logger
-from holdfast.store.read import verifying
-from holdfast.store.read.candidates import NEWEST, Candidates, Choice, Pin
-from holdfast.store.read.reader import NotUnderstoodError, Plan
-from holdfast.store.settings import StoreSettings
+from holdfast.store.read import verified_read
+from holdfast.store.read.candidates import NEWEST, Candidates, CheckpointChoice, Pin
+from holdfast.store.read.read_plan import NotUnderstoodError, ReadPlan
+from holdfast.store.store_settings import StoreSettings
 from holdfast_contract import codec
 from holdfast_contract.keys import STATE_FOLDER
 from holdfast_contract.manifest import CheckpointRef, FileEntry, Manifest, Rejection
@@ -114,11 +114,11 @@ class Restore:
         self._deadline = time.monotonic() + self.settings.restore_seconds
         self._round = 0
         self._wanted = _Wanted(None, NOTHING_ALLOWED)
-        self._plan: Plan | None = None
+        self._plan: ReadPlan | None = None
         self._new: frozenset[str] = frozenset()
 
     def run(
-        self, pin: Pin, abstract: PyTree, allowed: Allowed = NOTHING_ALLOWED, choice: Choice = NEWEST
+        self, pin: Pin, abstract: PyTree, allowed: Allowed = NOTHING_ALLOWED, choice: CheckpointChoice = NEWEST
     ) -> Restored | None:
         """The newest valid checkpoint at or below ``pin``, or the ``choice``; None if there is no candidate at all.
 
@@ -149,7 +149,7 @@ class Restore:
 
     # Choosing.
 
-    def _choose(self, pin: Pin, choice: Choice) -> tuple[_Word, Found | None]:
+    def _choose(self, pin: Pin, choice: CheckpointChoice) -> tuple[_Word, Found | None]:
         leader = self._lead(pin, choice) if self._rank == 0 else None
         found: Found | None = None
         while True:
@@ -158,7 +158,7 @@ class Restore:
                 return word, found
             found = self._vote_on(word.ref)
 
-    def _lead(self, pin: Pin, choice: Choice) -> Iterator[_Word]:
+    def _lead(self, pin: Pin, choice: CheckpointChoice) -> Iterator[_Word]:
         """Rank 0: each word is announced, then acted on by this rank like by any other."""
         refused: list[Rejection] = []
         try:
@@ -230,8 +230,8 @@ class Restore:
         if STRUCTURE_FILE not in {entry.path for entry in files}:
             raise digests.DamagedFileError(f"{STRUCTURE_FILE}: not listed in the manifest")
         self._new = self._wanted.new_in(found.folder)
-        self._plan = verifying.plan_state(found.folder, files, self._wanted.abstract, without=self._new)
-        verifying.verify_and_read(
+        self._plan = verified_read.plan_state(found.folder, files, self._wanted.abstract, without=self._new)
+        verified_read.verify_and_read(
             found.folder,
             self._share(found),
             self._plan,
@@ -270,7 +270,7 @@ class Restore:
             others = [entry for entry in found.manifest.files if entry not in mine]
             limits = self.settings
             seconds = limits.transient_seconds
-            verifying.read_others(found.folder, others, plan, threads=limits.io_threads, transient_seconds=seconds)
+            verified_read.read_others(found.folder, others, plan, threads=limits.io_threads, transient_seconds=seconds)
             try:
                 return plan.state()
             except NotUnderstoodError as error:

@@ -59,7 +59,7 @@ class StoredLeaf:
 
 
 @dataclass(frozen=True)
-class Chunk:
+class ChunkPlacement:
     """One value in the index: ``nbytes`` at ``offset`` of the file of ``process``."""
 
     leaf: int
@@ -70,7 +70,7 @@ class Chunk:
 
 
 @dataclass(frozen=True)
-class Piece:
+class ShardPlacement:
     """What this process copies for a save: shard number ``shard`` of its own shards of a leaf, or the leaf itself."""
 
     leaf: int
@@ -80,7 +80,7 @@ class Piece:
 
 
 @dataclass(frozen=True)
-class Layout:
+class StateLayout:
     """Where everything lies. ``leaves`` in the order of the flattened tree, None for arrays without elements.
 
     ``pieces`` up to ``file_bytes`` are this process's file; beyond it lie copies of leaves that each process has for
@@ -88,8 +88,8 @@ class Layout:
     """
 
     leaves: tuple[StoredLeaf | None, ...]
-    chunks: tuple[Chunk, ...]
-    pieces: tuple[Piece, ...]
+    chunks: tuple[ChunkPlacement, ...]
+    pieces: tuple[ShardPlacement, ...]
     file_bytes: int
     memory_bytes: int
     local: tuple[int, ...]
@@ -103,7 +103,7 @@ class Layout:
         return found
 
 
-def layout_of(state: PyTree) -> Layout:
+def layout_of(state: PyTree) -> StateLayout:
     """The layout of a state of real arrays.
 
     Raises:
@@ -131,13 +131,13 @@ class _Builder:
     def __init__(self) -> None:
         self._process, self._processes = jax.process_index(), jax.process_count()
         self._ends = [0] * self._processes
-        self._chunks: list[Chunk] = []
-        self._pieces: list[Piece] = []
+        self._chunks: list[ChunkPlacement] = []
+        self._pieces: list[ShardPlacement] = []
         self._waiting: list[tuple[int, int]] = []  # (leaf, bytes), copied but not written by this process
         self._local: list[int] = []
         self._split: dict[Any, dict[tuple[int, ...], list[int]]] = {}
 
-    def build(self, state: PyTree) -> Layout:
+    def build(self, state: PyTree) -> StateLayout:
         leaves, _ = jax.tree_util.tree_flatten_with_path(state)
         stored = [self._add(number, path, leaf) for number, (path, leaf) in enumerate(leaves)]
         if not self._chunks:
@@ -146,9 +146,9 @@ class _Builder:
         pieces = list(self._pieces)
         memory = rounded_up(end, ALIGNMENT_BYTES)
         for leaf, nbytes in self._waiting:
-            pieces.append(Piece(leaf, None, memory, nbytes))
+            pieces.append(ShardPlacement(leaf, None, memory, nbytes))
             memory += rounded_up(nbytes, ALIGNMENT_BYTES)
-        return Layout(tuple(stored), tuple(self._chunks), tuple(pieces), end, memory, tuple(self._local))
+        return StateLayout(tuple(stored), tuple(self._chunks), tuple(pieces), end, memory, tuple(self._local))
 
     def _add(self, number: int, path: Sequence[Any], leaf: Any) -> StoredLeaf | None:
         where = jax.tree_util.keystr(tuple(path))
@@ -180,7 +180,7 @@ class _Builder:
             self._local.append(number)
         offset = self._place(number, (0,) * data.ndim, 0, data.nbytes)
         if self._process == 0:
-            self._pieces.append(Piece(number, None, offset, data.nbytes))
+            self._pieces.append(ShardPlacement(number, None, offset, data.nbytes))
         else:
             self._waiting.append((number, data.nbytes))
 
@@ -197,7 +197,7 @@ class _Builder:
             offset = self._place(number, position, process, nbytes)
             if process == self._process:
                 own = own or ({position: None} if alone else _own_shards(data, chunk_shape))
-                self._pieces.append(Piece(number, own[position], offset, nbytes))
+                self._pieces.append(ShardPlacement(number, own[position], offset, nbytes))
         return chunk_shape
 
     def _positions(self, data: jax.Array, chunk_shape: tuple[int, ...]) -> dict[tuple[int, ...], list[int]]:
@@ -214,7 +214,7 @@ class _Builder:
     def _place(self, leaf: int, position: tuple[int, ...], process: int, nbytes: int) -> int:
         offset = rounded_up(self._ends[process], ALIGNMENT_BYTES)
         self._ends[process] = offset + nbytes
-        self._chunks.append(Chunk(leaf, position, process, offset, nbytes))
+        self._chunks.append(ChunkPlacement(leaf, position, process, offset, nbytes))
         return offset
 
 

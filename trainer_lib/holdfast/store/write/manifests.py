@@ -12,7 +12,7 @@ from typing import SupportsFloat, cast
 import jax
 
 from holdfast.distributed.coordination import Coordination
-from holdfast.store.claim import Claim
+from holdfast.store.claim import RunClaim
 from holdfast.store.handle import logger
 from holdfast.store.write.save_work import SaveWork
 from holdfast_contract.manifest import FORMAT, FileEntry, Manifest
@@ -20,7 +20,7 @@ from holdfast_contract.manifest import FORMAT, FileEntry, Manifest
 _PACKAGES = ("holdfast", "jax", "jaxlib", "numpy", "orbax-checkpoint", "tensorstore")
 
 
-def build(claim: Claim, work: SaveWork, files: Iterable[FileEntry], coordination: Coordination) -> Manifest:
+def build(claim: RunClaim, work: SaveWork, files: Iterable[FileEntry], coordination: Coordination) -> Manifest:
     """The manifest of a save whose files are all durable."""
     return Manifest(
         format=FORMAT,

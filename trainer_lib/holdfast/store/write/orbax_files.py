@@ -14,14 +14,14 @@ from typing import Any, Final
 import jax
 
 from holdfast.state.structure import PyTree
-from holdfast.store.format.ocdbt.encode import Entry
-from holdfast.store.write.layout import Chunk, Layout, StoredLeaf, key_name
+from holdfast.store.format.ocdbt.encode import IndexEntry
+from holdfast.store.write.layout import ChunkPlacement, StateLayout, StoredLeaf, key_name
 
 _SEQUENCE, _DICT = 1, 2  # Orbax's KeyType
 _EMPTY_TYPES: Final = ((list, "List"), (dict, "Dict"))
 
 
-def tree_metadata(state: PyTree, layout: Layout) -> bytes:
+def tree_metadata(state: PyTree, layout: StateLayout) -> bytes:
     """The file ``_METADATA``: every node that is a leaf or has no children, by its path."""
     entries = {}
     stored = iter(layout.leaves)
@@ -42,7 +42,7 @@ def tree_metadata(state: PyTree, layout: Layout) -> bytes:
     ).encode()
 
 
-def array_metadata(layout: Layout) -> bytes:
+def array_metadata(layout: StateLayout) -> bytes:
     """The file ``array_metadatas/process_<i>``: how JAX arrays were cut, and which of them are keys."""
     return json.dumps(
         {
@@ -61,7 +61,7 @@ def array_metadata(layout: Layout) -> bytes:
     ).encode()
 
 
-def shardings(layout: Layout) -> bytes:
+def shardings(layout: StateLayout) -> bytes:
     """The file ``_sharding``: by name in base 64, those shardings that Orbax has a form for."""
     told: dict[jax.sharding.Sharding | None, str | None] = {}
     found = {}
@@ -74,18 +74,18 @@ def shardings(layout: Layout) -> bytes:
     return json.dumps(found, separators=(",", ":")).encode()
 
 
-def index_entries(layout: Layout) -> Iterable[Entry]:
+def index_entries(layout: StateLayout) -> Iterable[IndexEntry]:
     """Keys and values of zarr arrays, version 2: a description of each array, and its chunks."""
     for leaf in layout.leaves:
         if leaf is not None:
-            yield Entry(_key(leaf, ".zarray"), _zarray(leaf))
+            yield IndexEntry(_key(leaf, ".zarray"), _zarray(leaf))
     for chunk in layout.chunks:
-        yield Entry(
+        yield IndexEntry(
             _key(layout.stored(chunk.leaf), _chunk_name(chunk)), None, chunk.process, chunk.offset, chunk.nbytes
         )
 
 
-def _arrays(layout: Layout) -> list[StoredLeaf]:
+def _arrays(layout: StateLayout) -> list[StoredLeaf]:
     return [leaf for leaf in layout.leaves if leaf is not None and leaf.value_type == "jax.Array"]
 
 
@@ -93,7 +93,7 @@ def _key(leaf: StoredLeaf, last: str) -> bytes:
     return (f"{leaf.name}/{last}" if leaf.name else last).encode()
 
 
-def _chunk_name(chunk: Chunk) -> str:
+def _chunk_name(chunk: ChunkPlacement) -> str:
     return ".".join(map(str, chunk.position)) or "0"
 
 

@@ -24,11 +24,11 @@ from holdfast.distributed import votes
 from holdfast.distributed.coordination import Coordination
 from holdfast.distributed.votes import Ballot, Problem, ProblemKind
 from holdfast.state.structure import STRUCTURE_FILE
-from holdfast.store.claim import Claim
+from holdfast.store.claim import RunClaim
 from holdfast.store.format import fs, orbax_records
 from holdfast.store.format.data_files import DATA_FOLDER
 from holdfast.store.handle import SaveHandle, logger
-from holdfast.store.settings import StoreSettings
+from holdfast.store.store_settings import StoreSettings
 from holdfast.store.write import manifests, space
 from holdfast.store.write.save_work import SaveWork
 from holdfast.store.write.step_files import StepFiles
@@ -59,7 +59,7 @@ class _Outcome:
 class SaveContext:
     """Where and with whom. ``number`` counts the saves of this attempt, equally on all ranks."""
 
-    claim: Claim
+    claim: RunClaim
     coordination: Coordination
     settings: StoreSettings
     number: int

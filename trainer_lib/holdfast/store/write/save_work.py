@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass
 
-from holdfast.store.write.step_files import PartWork
+from holdfast.store.write.step_files import RankPart
 
 
 @dataclass(frozen=True)
@@ -13,7 +13,7 @@ class SaveWork:
     """What is saved, and what goes into the manifest."""
 
     step: int
-    part: PartWork
+    part: RankPart
     metrics: Mapping[str, object]
     pinned: bool
     parent: str

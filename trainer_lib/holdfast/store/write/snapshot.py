@@ -19,8 +19,8 @@ import xxhash
 from holdfast.state.structure import PyTree, is_key
 from holdfast.store.write.arena import ALIGNMENT_BYTES, Arena, Octets, rounded_up
 from holdfast.store.write.direct_io import blocks_of, gathered_blocks
-from holdfast.store.write.layout import Layout, data_of, replicated_over_processes
-from holdfast.store.write.prepare import Prepared
+from holdfast.store.write.layout import StateLayout, data_of, replicated_over_processes
+from holdfast.store.write.preparation import Prepared
 
 __all__ = ["Arena", "Image", "Snapshot", "TreeCopy", "take"]
 
@@ -35,7 +35,7 @@ class Image:
     ``parts``: offsets and arrays, in the order of the file. ``memory``: the file as it will be, where all parts lie in it.
     """
 
-    layout: Layout
+    layout: StateLayout
     parts: tuple[tuple[int, Any], ...]
     memory: Octets | None
     local: Mapping[str, Any]
@@ -107,7 +107,7 @@ def on_cpu(array: jax.Array) -> bool:
 # An image.
 
 
-def _take_image(state: PyTree, prepared: Prepared, layout: Layout, arena: Arena) -> Image:
+def _take_image(state: PyTree, prepared: Prepared, layout: StateLayout, arena: Arena) -> Image:
     leaves = jax.tree_util.tree_leaves(state)
     for number in prepared.keys:
         leaves[number] = data_of(leaves[number])
@@ -133,7 +133,7 @@ def _shard(leaves: Sequence[Any], piece: Any) -> _Array:
     return np.asarray(leaf if piece.shard is None else leaf.addressable_data(piece.shard))
 
 
-def _fetched(leaves: Sequence[Any], layout: Layout) -> list[Any]:
+def _fetched(leaves: Sequence[Any], layout: StateLayout) -> list[Any]:
     """The pieces in pinned host memory, or copied if they are on the host."""
     hosted: dict[int, jax.Array] = {}
     for piece in layout.pieces:

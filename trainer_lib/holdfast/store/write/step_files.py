@@ -13,8 +13,8 @@ from holdfast.state.structure import Structure
 from holdfast.store.format import digests, fs
 from holdfast.store.format.data_files import data_file
 from holdfast.store.format.orbax_records import part_folder
-from holdfast.store.settings import StoreSettings
-from holdfast.store.write import checking
+from holdfast.store.store_settings import StoreSettings
+from holdfast.store.write import readback
 from holdfast.store.write.snapshot import Snapshot
 from holdfast.store.write.writers import Writer
 from holdfast_contract.keys import STATE_FOLDER
@@ -24,7 +24,7 @@ _NOTHING_KNOWN: Final[Mapping[str, FileEntry]] = {}
 
 
 @dataclass(frozen=True)
-class PartWork:
+class RankPart:
     """What this rank has to write. ``data``: its data position."""
 
     snapshot: Snapshot
@@ -45,8 +45,8 @@ class StepFiles:
         """All files that are there now, by path below the folder."""
         return [path.relative_to(self.folder).as_posix() for path in fs.walk_files(self.folder)]
 
-    def write_part(self, work: PartWork, rank: int) -> tuple[FileEntry, ...]:
-        """Write this rank's part, make it durable and describe it. Raises OSError, SavedOtherwiseError."""
+    def write_part(self, work: RankPart, rank: int) -> tuple[FileEntry, ...]:
+        """Write this rank's part, make it durable and describe it. Raises OSError, ReadBackError."""
         with self.timed("write_seconds"):
             hashed = work.writer.write_part(self.folder / STATE_FOLDER)
             if work.data is not None:
@@ -60,7 +60,7 @@ class StepFiles:
         if self.settings.check_saves:
             with self.timed("check_seconds"):
                 part = [entry for entry in files if entry.path.startswith(f"{STATE_FOLDER}/{part_folder(rank)}/")]
-                checking.compare_part(self.folder, work.snapshot, part, work.structure, rank)
+                readback.compare_part(self.folder, work.snapshot, part, work.structure, rank)
         return files
 
     def make_durable(

@@ -20,7 +20,7 @@ _REQUIRED: Final = {"zarr_format": 2, "compressor": None, "filters": None, "orde
 
 
 @dataclass(frozen=True)
-class Chunk:
+class StoredChunk:
     """One chunk: where it lies in the array (an edge chunk juts out) and its bytes or where those are."""
 
     box: Box
@@ -37,7 +37,7 @@ class StoredArray:
     chunk_shape: tuple[int, ...]
     index: Mapping[str, Value]
 
-    def chunks(self, box: Box) -> Iterator[Chunk]:
+    def chunks(self, box: Box) -> Iterator[StoredChunk]:
         """Those that overlap a box. Raises NotUnderstoodError if one is absent or not as long as its shape says."""
         grids = [range(a // c, -(-b // c)) for (a, b), c in zip(box, self.chunk_shape, strict=True)]
         expected = math.prod(self.chunk_shape) * self.dtype.itemsize
@@ -47,7 +47,7 @@ class StoredArray:
             length = -1 if value is None else len(value) if isinstance(value, bytes) else value.length
             if value is None or length != expected:
                 raise NotUnderstoodError(f"{key}: found {length} bytes, allowed: {expected}")
-            yield Chunk(tuple((i * c, (i + 1) * c) for i, c in zip(place, self.chunk_shape, strict=True)), value)
+            yield StoredChunk(tuple((i * c, (i + 1) * c) for i, c in zip(place, self.chunk_shape, strict=True)), value)
 
 
 def stored_array(index: Mapping[str, Value], name: str) -> StoredArray:

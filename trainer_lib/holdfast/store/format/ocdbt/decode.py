@@ -49,7 +49,7 @@ class NodeRef:
 
 
 @dataclass(frozen=True)
-class Node:
+class BTreeNode:
     """Either values by key, or children."""
 
     values: tuple[tuple[bytes, Value], ...]
@@ -126,7 +126,7 @@ def decode_manifest(data: bytes) -> NodeRef | None:
     return _node_ref(files, ids[-1], offsets[-1], lengths[-1], b"")
 
 
-def decode_node(data: bytes, ref: NodeRef) -> Node:
+def decode_node(data: bytes, ref: NodeRef) -> BTreeNode:
     """What a node holds, given its bytes and how it was reached. Raises NotUnderstoodError."""
     cursor = _body(data, _NODE_MAGIC, "node")
     height = cursor.byte()
@@ -196,17 +196,17 @@ def _read_keys(cursor: _Cursor, shared: list[int], suffixes: list[int]) -> list[
 
 def _read_children(
     cursor: _Cursor, files: list[tuple[str, str]], prefix: bytes, keys: list[bytes], subtree: list[int]
-) -> Node:
+) -> BTreeNode:
     count = len(keys)
     ids, offsets, lengths = (cursor.varints(count) for _ in range(3))
     for _ in range(3):
         cursor.varints(count)  # statistics: keys, tree bytes, value bytes
     found = zip(keys, subtree, ids, offsets, lengths, strict=True)
     children = (_node_ref(files, i, o, n, prefix + key[:common]) for key, common, i, o, n in found)
-    return Node((), tuple(children))
+    return BTreeNode((), tuple(children))
 
 
-def _read_leaf(cursor: _Cursor, files: list[tuple[str, str]], ref: NodeRef, keys: list[bytes]) -> Node:
+def _read_leaf(cursor: _Cursor, files: list[tuple[str, str]], ref: NodeRef, keys: list[bytes]) -> BTreeNode:
     count = len(keys)
     lengths, kinds = cursor.varints(count), cursor.take(count)
     if any(kind > 1 for kind in kinds):
@@ -219,7 +219,7 @@ def _read_leaf(cursor: _Cursor, files: list[tuple[str, str]], ref: NodeRef, keys
             values.append((ref.prefix + key, Extent(_file(files, next(ids))[1], next(offsets), length)))
         else:
             values.append((ref.prefix + key, cursor.take(length)))
-    return Node(tuple(values), ())
+    return BTreeNode(tuple(values), ())
 
 
 def _node_ref(files: list[tuple[str, str]], number: int, offset: int, length: int, prefix: bytes) -> NodeRef:

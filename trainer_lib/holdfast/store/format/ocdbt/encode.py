@@ -28,7 +28,7 @@ _NO_OFFSET: Final = 2**64 - 1
 """Offset and length of the root of an empty tree."""
 
 
-class Entry(NamedTuple):
+class IndexEntry(NamedTuple):
     """A key and where its value is: ``inline`` here, else ``length`` bytes at ``offset`` of the file number ``file``."""
 
     key: bytes
@@ -64,7 +64,7 @@ class Leaves:
     save to save. ``entries`` have distinct keys, in any order.
     """
 
-    def __init__(self, entries: Iterable[Entry], *, node_bytes: int = NODE_BYTES) -> None:
+    def __init__(self, entries: Iterable[IndexEntry], *, node_bytes: int = NODE_BYTES) -> None:
         ordered = sorted(entries, key=lambda entry: entry.key)
         for left, right in itertools.pairwise(ordered):
             if left.key == right.key:
@@ -118,7 +118,7 @@ def _add_interior(out: bytearray, height: int, table: bytes, children: Sequence[
     return _Child(keys[0], offset, len(node), keys_below, below + len(node), values)
 
 
-def _leaf_columns(entries: Sequence[Entry]) -> bytes:
+def _leaf_columns(entries: Sequence[IndexEntry]) -> bytes:
     prefixes, suffixes = _key_columns([entry.key for entry in entries])
     outside = [entry for entry in entries if entry.inline is None]
     return b"".join(
@@ -135,7 +135,7 @@ def _leaf_columns(entries: Sequence[Entry]) -> bytes:
     )
 
 
-def _portions(entries: Sequence[Entry], node_bytes: int) -> Iterator[Sequence[Entry]]:
+def _portions(entries: Sequence[IndexEntry], node_bytes: int) -> Iterator[Sequence[IndexEntry]]:
     start = size = 0
     for number, entry in enumerate(entries):
         size += len(entry.key) + len(entry.inline or b"") + 16

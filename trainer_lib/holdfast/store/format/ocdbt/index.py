@@ -6,7 +6,7 @@ from collections.abc import Callable
 from typing import Final
 
 from holdfast.store.format.ocdbt import decode
-from holdfast.store.format.ocdbt.decode import CompressedError, Extent, Node, NodeRef, NotUnderstoodError, Value
+from holdfast.store.format.ocdbt.decode import BTreeNode, CompressedError, Extent, NodeRef, NotUnderstoodError, Value
 
 MANIFEST: Final = "manifest.ocdbt"
 _DEEPEST: Final = 16
@@ -35,18 +35,18 @@ def _manifest(data: bytes) -> NodeRef | None:
     try:
         return decode.decode_manifest(data)
     except CompressedError:
-        from holdfast.store.format.ocdbt import foreign
+        from holdfast.store.format.ocdbt import tensorstore_decode
 
-        return foreign.decode_manifest(data)
+        return tensorstore_decode.decode_manifest(data)
 
 
-def _node(data: bytes, ref: NodeRef) -> Node:
+def _node(data: bytes, ref: NodeRef) -> BTreeNode:
     try:
         return decode.decode_node(data, ref)
     except CompressedError:
-        from holdfast.store.format.ocdbt import foreign
+        from holdfast.store.format.ocdbt import tensorstore_decode
 
-        return foreign.decode_node(data, ref)
+        return tensorstore_decode.decode_node(data, ref)
 
 
 def _name(key: bytes) -> str:

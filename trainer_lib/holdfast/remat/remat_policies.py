@@ -151,7 +151,7 @@ class Where:
 
 
 @dataclass(frozen=True)
-class AnyOf:
+class AnyOfPolicies:
     """Keep what one of the policies keeps. The first that keeps a value or moves it to the host decides which."""
 
     policies: tuple[Policy, ...]
@@ -215,9 +215,9 @@ def where(predicate: Predicate) -> Where:
     return Where(predicate)
 
 
-def any_of(*policies: Policy) -> AnyOf:
+def any_of(*policies: Policy) -> AnyOfPolicies:
     """Keep what one of the policies keeps."""
-    return AnyOf(policies)
+    return AnyOfPolicies(policies)
 
 
 def require_policy(where: str, value: object) -> Policy:

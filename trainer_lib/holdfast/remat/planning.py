@@ -10,13 +10,13 @@ from typing import Any, Final
 import jax
 
 from holdfast.remat.anatomy import Anatomy, dissect
-from holdfast.remat.budget import Budget, DoesNotFit, require_budget
 from holdfast.remat.checks import require_callable, require_int
 from holdfast.remat.combine import Selection, keep_all, keep_least, select
-from holdfast.remat.compare import NAMED, front_of, named_row, row_of
+from holdfast.remat.comparison import NAMED, front_of, named_row, row_of
 from holdfast.remat.measure import compiled_bytes, shapes_of
-from holdfast.remat.program import Body, Program
+from holdfast.remat.memory_budget import Budget, DoesNotFit, require_budget
 from holdfast.remat.report import Report, Row
+from holdfast.remat.traced_program import Body, TracedProgram
 
 SEARCH_SECONDS: Final = 1.5
 """Limit of the search, without traces and compilations."""
@@ -46,7 +46,7 @@ class Plan:
 
     report: Report
     regions: tuple[Kept, ...]
-    _program: Program = field(repr=False)
+    _program: TracedProgram = field(repr=False)
     _body: Body = field(repr=False)
 
     def __call__(self, *args: Any) -> Any:

@@ -6,7 +6,7 @@ import json
 from collections.abc import Sequence
 from typing import Any
 
-from holdfast.catalog.listing import Checkpoint
+from holdfast.catalog.listing import ListedCheckpoint
 
 
 def print_json(value: Any) -> None:
@@ -23,7 +23,7 @@ def print_table(header: Sequence[str], rows: Sequence[Sequence[str]], *, right: 
         print("  ".join(cells).rstrip())
 
 
-def record_of(checkpoint: Checkpoint, *, newest_valid: bool) -> dict[str, Any]:
+def record_of(checkpoint: ListedCheckpoint, *, newest_valid: bool) -> dict[str, Any]:
     """A checkpoint for ``--json``."""
     written = checkpoint.manifest
     return {
@@ -45,7 +45,7 @@ def record_of(checkpoint: Checkpoint, *, newest_valid: bool) -> dict[str, Any]:
     }
 
 
-def name_of(checkpoint: Checkpoint) -> str:
+def name_of(checkpoint: ListedCheckpoint) -> str:
     """The run, or the folder's name where there is no run."""
     return checkpoint.run or checkpoint.folder.parent.name
 

@@ -27,7 +27,7 @@ REMAT: Final = frozenset({"remat", "remat2", "checkpoint"})
 
 
 @dataclass(frozen=True)
-class Program:
+class TracedProgram:
     """A traced function: flat in, flat out. ``avals`` are shapes and dtypes of the inputs' leaves."""
 
     closed: core.ClosedJaxpr
@@ -36,7 +36,7 @@ class Program:
     avals: tuple[Any, ...]
 
 
-def trace(function: Callable[..., Any], args: tuple[Any, ...]) -> Program:
+def trace(function: Callable[..., Any], args: tuple[Any, ...]) -> TracedProgram:
     """The program of ``function`` at the shapes and dtypes of ``args``, which may be ``jax.ShapeDtypeStruct``.
 
     Raises:
@@ -62,7 +62,7 @@ def trace(function: Callable[..., Any], args: tuple[Any, ...]) -> Program:
         )
     avals = tuple(v.aval for v in jaxpr.invars)
     pure = jaxpr.replace(outvars=results, debug_info=jaxpr.debug_info.with_unknown_names())
-    return Program(core.ClosedJaxpr(pure, closed.consts), in_tree, out_tree[-1], avals)
+    return TracedProgram(core.ClosedJaxpr(pure, closed.consts), in_tree, out_tree[-1], avals)
 
 
 def _source(jaxpr: core.Jaxpr, atom: Any) -> Any:

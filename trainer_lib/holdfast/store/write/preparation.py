@@ -14,10 +14,10 @@ from holdfast.state import structure
 from holdfast.state.structure import PyTree, Structure
 from holdfast.store.format.ocdbt.encode import Leaves
 from holdfast.store.handle import logger
-from holdfast.store.settings import WriterName
+from holdfast.store.store_settings import WriterName
 from holdfast.store.write import orbax_files
 from holdfast.store.write.arena import Octets
-from holdfast.store.write.layout import Layout, UnwritableError, layout_of
+from holdfast.store.write.layout import StateLayout, UnwritableError, layout_of
 
 
 class Prepared:
@@ -28,7 +28,7 @@ class Prepared:
 
     def __init__(self, state: PyTree, writer: WriterName) -> None:
         self.structure: Structure = structure.structure_of(state)
-        self.layout: Layout | None = None
+        self.layout: StateLayout | None = None
         self.reason = "asked for"
         leaves, treedef = jax.tree_util.tree_flatten(state)
         self._skeleton = jax.tree_util.tree_unflatten(treedef, range(len(leaves)))
@@ -66,7 +66,7 @@ class Prepared:
         return found
 
     @property
-    def known_layout(self) -> Layout:
+    def known_layout(self) -> StateLayout:
         """The layout where there is one."""
         if self.layout is None:
             raise ValueError(f"no layout: {self.reason}")
@@ -98,7 +98,7 @@ class Prepared:
             _ = self.index, self.tree_metadata, self.array_metadata, self.shardings
 
     @staticmethod
-    def _view(memory: Octets, layout: Layout, number: int) -> npt.NDArray[Any]:
+    def _view(memory: Octets, layout: StateLayout, number: int) -> npt.NDArray[Any]:
         piece = layout.pieces[number]
         stored = layout.stored(piece.leaf)
         octets = memory[piece.offset : piece.offset + piece.nbytes]

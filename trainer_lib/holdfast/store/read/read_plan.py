@@ -1,6 +1,6 @@
 """A state from a checkpoint's files without TensorStore in between: which bytes of which file go where, then arrays.
 
-What is planned is read by ``holdfast.store.read.verifying`` in the same pass that hashes the files, straight into the memory
+What is planned is read by ``holdfast.store.read.verified_read`` in the same pass that hashes the files, straight into the memory
 that becomes the arrays. Whatever is not understood raises NotUnderstoodError before a byte of an array is read.
 """
 
@@ -19,11 +19,11 @@ import numpy.typing as npt
 
 from holdfast.state import placing
 from holdfast.state.structure import PyTree, is_key
-from holdfast.store.format.ocdbt.arrays import Box, Chunk, StoredArray, stored_array
+from holdfast.store.format.ocdbt.arrays import Box, StoredArray, StoredChunk, stored_array
 from holdfast.store.format.ocdbt.decode import Extent, NotUnderstoodError
 from holdfast.store.format.ocdbt.index import ReadBytes, read_index
 from holdfast.store.format.ocdbt.memory import aligned
-from holdfast.store.read.reads import Piece
+from holdfast.store.read.hashing_reader import ReadSpan
 
 _SLAB_BYTES: Final = 8 * 1024 * 1024
 _KEY_NAMES: Final = {"key<fry>": "threefry2x32", "key<rbg>": "rbg", "key<urbg>": "unsafe_rbg"}
@@ -65,10 +65,10 @@ class _Leaf:
 
 
 @dataclass
-class Plan:
+class ReadPlan:
     """What to read of each file, by its path below the store's folder. Once all is read and verified: ``state``."""
 
-    pieces: dict[str, list[Piece]] = field(default_factory=dict)
+    spans: dict[str, list[ReadSpan]] = field(default_factory=dict)
     parsed: list[tuple[bytes, memoryview]] = field(default_factory=list)
     """What the plan was made from, and where the same bytes land when they are hashed."""
     _build: Callable[[], PyTree] = field(default=lambda: None)
@@ -80,14 +80,14 @@ class Plan:
         return self._build()
 
 
-def plan(read: ReadBytes, abstract: PyTree, *, without: Container[str] = ()) -> Plan:
+def plan(read: ReadBytes, abstract: PyTree, *, without: Container[str] = ()) -> ReadPlan:
     """How to fill ``abstract``, as ``orbax_io.load`` would. ``without``: paths of leaves that stay as they are.
 
     Raises:
         NotUnderstoodError: the layout is not one that is read here, or damaged.
         OSError: as ``read`` does.
     """
-    made = Plan()
+    made = ReadPlan()
     index = read_index(_recording(read, made))
     paths, treedef = jax.tree_util.tree_flatten_with_path(abstract)
     leaves: list[_Leaf | None] = []
@@ -97,9 +97,9 @@ def plan(read: ReadBytes, abstract: PyTree, *, without: Container[str] = ()) -> 
         leaves.append(None if skip else _leaf(stored_array(index, name), wanted))
     for leaf in leaves:
         if leaf is not None:
-            _place(leaf, made.pieces)
-    for pieces in made.pieces.values():
-        _order(pieces)
+            _place(leaf, made.spans)
+    for spans in made.spans.values():
+        _order(spans)
 
     def build() -> PyTree:
         values = [
@@ -116,22 +116,22 @@ def _untouched(wanted: Any, path: Any, without: Container[str]) -> Any:
     return wanted if jax.tree_util.keystr(path) in without else placing.empty_like(wanted)
 
 
-def _recording(read: ReadBytes, made: Plan) -> ReadBytes:
+def _recording(read: ReadBytes, made: ReadPlan) -> ReadBytes:
     """What is parsed now is read again in the pass that hashes it, and must be the same."""
 
     def recorded(path: str, offset: int, length: int | None) -> bytes:
         data = read(path, offset, length)
         again = memoryview(bytearray(len(data)))
-        made.pieces.setdefault(path, []).append(Piece(offset, len(data), lambda: again))
+        made.spans.setdefault(path, []).append(ReadSpan(offset, len(data), lambda: again))
         made.parsed.append((data, again))
         return data
 
     return recorded
 
 
-def _order(pieces: list[Piece]) -> None:
-    pieces.sort(key=lambda piece: piece.offset)
-    for one, two in itertools.pairwise(pieces):
+def _order(spans: list[ReadSpan]) -> None:
+    spans.sort(key=lambda span: span.offset)
+    for one, two in itertools.pairwise(spans):
         if one.stop > two.offset:
             raise NotUnderstoodError(f"found two values at byte {two.offset} of one file")
 
@@ -199,8 +199,8 @@ _Copy = tuple[Host, tuple[slice, ...], tuple[slice, ...]]
 """Target, the part of it, and the part of the chunk that goes there."""
 
 
-def _place(leaf: _Leaf, pieces: dict[str, list[Piece]]) -> None:
-    users: dict[Box, tuple[Chunk, list[_Copy]]] = {}
+def _place(leaf: _Leaf, spans: dict[str, list[ReadSpan]]) -> None:
+    users: dict[Box, tuple[StoredChunk, list[_Copy]]] = {}
     for box, host in leaf.boxes.items():
         for chunk in leaf.stored.chunks(box):
             copy = (host, *_overlap(box, chunk.box, leaf.stored.shape))
@@ -212,8 +212,8 @@ def _place(leaf: _Leaf, pieces: dict[str, list[Piece]]) -> None:
             for host, there, here in copies:
                 host[there] = source[here]
         else:
-            found = list(_pieces(chunk.value, copies, shape, dtype))
-            pieces.setdefault(chunk.value.path, []).extend(found)
+            found = list(_spans(chunk.value, copies, shape, dtype))
+            spans.setdefault(chunk.value.path, []).extend(found)
 
 
 def _overlap(box: Box, chunk: Box, shape: tuple[int, ...]) -> tuple[tuple[slice, ...], tuple[slice, ...]]:
@@ -226,21 +226,21 @@ def _overlap(box: Box, chunk: Box, shape: tuple[int, ...]) -> tuple[tuple[slice,
     return tuple(there), tuple(here)
 
 
-def _pieces(extent: Extent, copies: list[_Copy], shape: tuple[int, ...], dtype: np.dtype[Any]) -> Iterator[Piece]:
+def _spans(extent: Extent, copies: list[_Copy], shape: tuple[int, ...], dtype: np.dtype[Any]) -> Iterator[ReadSpan]:
     """The bytes of one chunk: straight into their place where they lie together there too, else in slabs."""
     direct = [_direct(extent, copy, shape, dtype) for copy in copies]
-    if all(direct) and not _meet([piece for piece in direct if piece]):
-        yield from (piece for piece in direct if piece)
+    if all(direct) and not _meet([span for span in direct if span]):
+        yield from (span for span in direct if span)
     else:
         yield from _slabs(extent, copies, shape, dtype)
 
 
-def _meet(pieces: list[Piece]) -> bool:
-    ordered = sorted(pieces, key=lambda piece: piece.offset)
+def _meet(spans: list[ReadSpan]) -> bool:
+    ordered = sorted(spans, key=lambda span: span.offset)
     return any(one.stop > two.offset for one, two in itertools.pairwise(ordered))
 
 
-def _direct(extent: Extent, copy: _Copy, shape: tuple[int, ...], dtype: np.dtype[Any]) -> Piece | None:
+def _direct(extent: Extent, copy: _Copy, shape: tuple[int, ...], dtype: np.dtype[Any]) -> ReadSpan | None:
     host, there, here = copy
     place: Any = (*there, ...)  # the dots keep a view: of an array without axes the rest alone takes a copy
     target = host[place]
@@ -248,7 +248,7 @@ def _direct(extent: Extent, copy: _Copy, shape: tuple[int, ...], dtype: np.dtype
         return None
     start = sum(part.start * math.prod(shape[axis + 1 :]) for axis, part in enumerate(here))
     view = memoryview(cast("Any", target.reshape(-1).view(np.uint8)))
-    return Piece(extent.offset + start * dtype.itemsize, target.nbytes, lambda: view)
+    return ReadSpan(extent.offset + start * dtype.itemsize, target.nbytes, lambda: view)
 
 
 def _is_run(part: tuple[slice, ...], shape: tuple[int, ...]) -> bool:
@@ -258,7 +258,7 @@ def _is_run(part: tuple[slice, ...], shape: tuple[int, ...]) -> bool:
     return sizes[first + 1 :] == list(shape[first + 1 :])
 
 
-def _slabs(extent: Extent, copies: list[_Copy], shape: tuple[int, ...], dtype: np.dtype[Any]) -> Iterator[Piece]:
+def _slabs(extent: Extent, copies: list[_Copy], shape: tuple[int, ...], dtype: np.dtype[Any]) -> Iterator[ReadSpan]:
     """Some rows of the chunk at a time: read into memory of their own, copied from there, and forgotten."""
     axis = next((axis for axis, size in enumerate(shape) if size > 1), 0)
     row_bytes = math.prod(shape[axis + 1 :]) * dtype.itemsize
@@ -273,7 +273,7 @@ def _slabs(extent: Extent, copies: list[_Copy], shape: tuple[int, ...], dtype: n
 
 def _slab(
     offset: int, copies: list[_Copy], shape: tuple[int, ...], dtype: np.dtype[Any], *, axis: int, start: int
-) -> Piece:
+) -> ReadSpan:
     def make() -> memoryview:
         return memoryview(bytearray(math.prod(shape) * dtype.itemsize))
 
@@ -288,7 +288,7 @@ def _slab(
             target[axis], part[axis] = slice(low + shift, high + shift), slice(low - start, high - start)
             host[tuple(target)] = source[tuple(part)]
 
-    return Piece(offset, math.prod(shape) * dtype.itemsize, make, finish)
+    return ReadSpan(offset, math.prod(shape) * dtype.itemsize, make, finish)
 
 
-__all__ = ["NotUnderstoodError", "Plan", "plan"]
+__all__ = ["NotUnderstoodError", "ReadPlan", "plan"]

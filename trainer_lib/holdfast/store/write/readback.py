@@ -20,8 +20,8 @@ from holdfast.state.structure import Structure
 from holdfast.store.format import digests, orbax_records, regular
 from holdfast.store.format.ocdbt.decode import Extent, NotUnderstoodError
 from holdfast.store.format.ocdbt.memory import aligned
+from holdfast.store.write.orbax_readback import written_chunks
 from holdfast.store.write.snapshot import Snapshot, TreeCopy
-from holdfast.store.write.written import written_chunks
 from holdfast_contract.keys import STATE_FOLDER
 from holdfast_contract.manifest import FileEntry
 
@@ -29,7 +29,7 @@ _BLOCK_BYTES: Final = 8 * 1024 * 1024
 _REPORTED: Final = 20  # leaves in one message
 
 
-class SavedOtherwiseError(Exception):
+class ReadBackError(Exception):
     """Leaves that are not on storage as they were in memory; the text names them."""
 
 
@@ -64,7 +64,7 @@ def compare_part(folder: Path, snapshot: Snapshot, files: Sequence[FileEntry], s
         rank: of this process.
 
     Raises:
-        SavedOtherwiseError: a leaf differs. OSError: storage does not answer.
+        ReadBackError: a leaf differs. OSError: storage does not answer.
     """
     for entry in files:
         regular.forget(folder / entry.path)
@@ -77,15 +77,15 @@ def compare_part(folder: Path, snapshot: Snapshot, files: Sequence[FileEntry], s
             if found.tobytes() != block.saved.tobytes():
                 leaf.add(block.saved, found)
     except (NotUnderstoodError, EOFError) as error:
-        raise SavedOtherwiseError(f"read back after the save: {error}") from None
+        raise ReadBackError(f"read back after the save: {error}") from None
     wrong = {number: leaf for number, leaf in differing.items() if leaf.wrong}
     if wrong:
-        raise SavedOtherwiseError(_text(wrong, structure))
+        raise ReadBackError(_text(wrong, structure))
     for entry in files:
         size, digest = digests.hash_file(folder / entry.path)
         if (size, digest) != (entry.size, entry.digest):
             said = f"expected {entry.digest} over {entry.size} bytes, found {digest} over {size}"
-            raise SavedOtherwiseError(f"{entry.path}: no array differs, but the file does: digest: {said}")
+            raise ReadBackError(f"{entry.path}: no array differs, but the file does: digest: {said}")
 
 
 @dataclass(frozen=True)
@@ -142,4 +142,4 @@ def _text(wrong: dict[int, _Leaf], structure: Structure) -> str:
     return f"read back after the save: {'; '.join(said)}{more}"
 
 
-__all__ = ["SavedOtherwiseError", "compare_part"]
+__all__ = ["ReadBackError", "compare_part"]

@@ -15,18 +15,18 @@ from holdfast.installed import require_checked
 from holdfast.policies.retention import KeepAll, Retention
 from holdfast.state.changes import NOTHING_ALLOWED, Allowed
 from holdfast.state.structure import PyTree
-from holdfast.store.claim import Claim, claim_run, sweep_leftovers
+from holdfast.store.claim import RunClaim, claim_run, sweep_leftovers
 from holdfast.store.handle import SaveHandle, logger
 from holdfast.store.read import poison
-from holdfast.store.read.candidates import NEWEST, Choice
+from holdfast.store.read.candidates import NEWEST, CheckpointChoice
 from holdfast.store.read.restore import Restore, Restored, restore_prefix
-from holdfast.store.settings import StoreSettings, Unpinned
+from holdfast.store.store_settings import StoreSettings, Unpinned
 from holdfast.store.sweep import apply_retention
 from holdfast.store.write import snapshot, space
-from holdfast.store.write.prepare import Preparation, Prepared
+from holdfast.store.write.preparation import Preparation, Prepared
 from holdfast.store.write.save import SaveContext, SaveJob, save_prefix
 from holdfast.store.write.save_work import SaveWork
-from holdfast.store.write.step_files import PartWork
+from holdfast.store.write.step_files import RankPart
 from holdfast.store.write.writers import Writer, writer_for
 from holdfast_contract.manifest import CheckpointRef, Owner
 from holdfast_contract.runfolder import RunFolder
@@ -37,7 +37,7 @@ _REMEMBERED: Final = 16
 
 
 @dataclass(frozen=True)
-class Request:
+class CheckpointExtras:
     """What to save beside the state. ``metrics`` values are anything that ``float()`` takes, ``metadata`` is JSON."""
 
     data: bytes | None = None
@@ -65,7 +65,7 @@ class Store:
         require_checked("orbax-checkpoint")
         if attempt < 1:
             raise ValueError(f"attempt: found {attempt}, allowed: 1 or more")
-        self._claim = Claim(RunFolder(Path(folder.root).absolute()), attempt, owner)
+        self._claim = RunClaim(RunFolder(Path(folder.root).absolute()), attempt, owner)
         self._coordination = coordination
         self._settings = settings or StoreSettings()
         self._retention = retention or KeepAll()
@@ -129,7 +129,7 @@ class Store:
         self._await_preparation()
         self._preparing = self._start(get_ready, "holdfast-prepare")
 
-    def save(self, step: int, state: PyTree, request: Request | None = None) -> SaveHandle:
+    def save(self, step: int, state: PyTree, request: CheckpointExtras | None = None) -> SaveHandle:
         """Snapshot ``state`` now and save it in the background; the caller may donate or change it at once.
 
         Waits first for the save before this one, at most its limit. Errors of the save itself are in the handle, the
@@ -140,7 +140,7 @@ class Store:
             UnsupportedLeaf: a leaf cannot be stored.
         """
         entered = time.monotonic()
-        request = request or Request()
+        request = request or CheckpointExtras()
         self._wait_for_previous()
         self._await_preparation()
         waited = time.monotonic() - entered
@@ -157,7 +157,7 @@ class Store:
         parent = self._newest.digest if self._newest else ""
         elapsed = self._trained_before + entered - self._counting_from
         self._saves += 1
-        part = PartWork(copy, self._writer_of(copy, prepared, step), prepared.structure, request.data)
+        part = RankPart(copy, self._writer_of(copy, prepared, step), prepared.structure, request.data)
         metrics = dict(request.metrics or {})
         work = SaveWork(step, part, metrics, request.pinned, parent, elapsed, request.metadata)
         deadline = entered + self._settings.save_seconds
@@ -172,7 +172,7 @@ class Store:
         pin: CheckpointRef | Unpinned | None,
         abstract: PyTree,
         allowed: Allowed = NOTHING_ALLOWED,
-        choice: Choice = NEWEST,
+        choice: CheckpointChoice = NEWEST,
     ) -> Restored | None:
         """The newest valid checkpoint at or below ``pin``, or the ``choice`` there, the same on every rank.
 

@@ -7,7 +7,7 @@ from typing import Any, Final
 
 import tensorstore
 
-from holdfast.store.format.ocdbt.decode import Extent, Node, NodeRef, NotUnderstoodError, Value
+from holdfast.store.format.ocdbt.decode import BTreeNode, Extent, NodeRef, NotUnderstoodError, Value
 
 _MANIFEST: Final = "manifest.ocdbt"
 _NODE: Final = "node"
@@ -20,12 +20,12 @@ def decode_manifest(data: bytes) -> NodeRef | None:
     return _node_ref(root["location"], "", b"") if "location" in root else None
 
 
-def decode_node(data: bytes, ref: NodeRef) -> Node:
+def decode_node(data: bytes, ref: NodeRef) -> BTreeNode:
     """As ``decode.decode_node``."""
     entries = _dumped(_NODE, data, f"btreenode::{_NODE}:0:{len(data)}")["entries"]
     if "location" in entries[0]:
-        return Node((), tuple(_child(entry, ref) for entry in entries))
-    return Node(tuple((ref.prefix + entry["key"], _value(entry, ref)) for entry in entries), ())
+        return BTreeNode((), tuple(_child(entry, ref) for entry in entries))
+    return BTreeNode(tuple((ref.prefix + entry["key"], _value(entry, ref)) for entry in entries), ())
 
 
 def _dumped(name: str, data: bytes, node: str | None = None) -> Any:

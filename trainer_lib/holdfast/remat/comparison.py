@@ -13,9 +13,9 @@ from holdfast.remat.choice import outcome
 from holdfast.remat.combine import keep_all, sample
 from holdfast.remat.graph import Graph
 from holdfast.remat.measure import compiled_bytes, measure
-from holdfast.remat.policies import Policy, dots, nothing, require_policy
-from holdfast.remat.program import Body
+from holdfast.remat.remat_policies import Policy, dots, nothing, require_policy
 from holdfast.remat.report import Report, Row
+from holdfast.remat.traced_program import Body
 
 NAMED: Final[Mapping[str, Policy]] = MappingProxyType(
     {"nothing": nothing(), "dots": dots(), "dots(batch=False)": dots(batch=False)}

@@ -9,7 +9,7 @@ from typing import Final
 
 from holdfast.state.structure import PyTree
 from holdfast.store.format import digests, fs, regular
-from holdfast.store.read import reader, reads
+from holdfast.store.read import hashing_reader, read_plan
 from holdfast_contract.keys import STATE_FOLDER
 from holdfast_contract.manifest import FileEntry
 
@@ -20,7 +20,7 @@ _LARGE_BYTES: Final = 8 * 1024 * 1024
 
 def plan_state(
     folder: Path, entries: Sequence[FileEntry], abstract: PyTree, *, without: Container[str] = ()
-) -> reader.Plan | None:
+) -> read_plan.ReadPlan | None:
     """How to read the state below a step's folder directly; None if it must be left to Orbax.
 
     Files are read here before they are verified: whatever is odd about them means no plan, never a refusal.
@@ -31,14 +31,14 @@ def plan_state(
         name = f"{STATE_FOLDER}/{path}"
         end = sizes[name] if length is None else offset + length
         if end > sizes[name]:
-            raise reader.NotUnderstoodError(f"{path}: found {sizes[name]} bytes, allowed: {end} or more")
+            raise read_plan.NotUnderstoodError(f"{path}: found {sizes[name]} bytes, allowed: {end} or more")
         return regular.read_range(folder / name, offset, end - offset)
 
     try:
-        made = reader.plan(read, abstract, without=without)
-        for path, pieces in made.pieces.items():
-            if pieces[-1].stop > sizes[f"{STATE_FOLDER}/{path}"]:
-                raise reader.NotUnderstoodError(f"{path}: found {pieces[-1].stop} bytes used, more than it has")
+        made = read_plan.plan(read, abstract, without=without)
+        for path, spans in made.spans.items():
+            if spans[-1].stop > sizes[f"{STATE_FOLDER}/{path}"]:
+                raise read_plan.NotUnderstoodError(f"{path}: found {spans[-1].stop} bytes used, more than it has")
     except Exception as error:  # damaged bytes may lead to any error; verification says what is wrong
         logger.debug("%s: left to Orbax: %r", folder, error)
         return None
@@ -48,7 +48,7 @@ def plan_state(
 def verify_and_read(
     folder: Path,
     mine: Sequence[FileEntry],
-    plan: reader.Plan | None,
+    plan: read_plan.ReadPlan | None,
     *,
     threads: int,
     transient_seconds: float,
@@ -68,7 +68,7 @@ def verify_and_read(
 def read_others(
     folder: Path,
     others: Sequence[FileEntry],
-    plan: reader.Plan,
+    plan: read_plan.ReadPlan,
     *,
     threads: int,
     transient_seconds: float,
@@ -79,23 +79,23 @@ def read_others(
     _read_files(folder, chosen, wanted, threads=threads, transient_seconds=transient_seconds, whole=False)
 
 
-def _wanted(plan: reader.Plan | None) -> dict[str, list[reads.Piece]]:
-    return {} if plan is None else {f"{STATE_FOLDER}/{path}": pieces for path, pieces in plan.pieces.items()}
+def _wanted(plan: read_plan.ReadPlan | None) -> dict[str, list[hashing_reader.ReadSpan]]:
+    return {} if plan is None else {f"{STATE_FOLDER}/{path}": spans for path, spans in plan.spans.items()}
 
 
 def _read_files(
     folder: Path,
     entries: Sequence[FileEntry],
-    wanted: Mapping[str, list[reads.Piece]],
+    wanted: Mapping[str, list[hashing_reader.ReadSpan]],
     *,
     threads: int,
     transient_seconds: float,
     whole: bool,
 ) -> None:
     def read(entry: FileEntry, threads: int) -> None:
-        pieces = wanted[entry.path]
+        spans = wanted[entry.path]
         fs.retry_transient(
-            lambda: _read_file(folder, entry, pieces, threads=threads, whole=whole), seconds=transient_seconds
+            lambda: _read_file(folder, entry, spans, threads=threads, whole=whole), seconds=transient_seconds
         )
 
     small = [entry for entry in entries if entry.size < _LARGE_BYTES]
@@ -105,9 +105,11 @@ def _read_files(
             read(entry, threads)
 
 
-def _read_file(folder: Path, entry: FileEntry, pieces: Sequence[reads.Piece], *, threads: int, whole: bool) -> None:
+def _read_file(
+    folder: Path, entry: FileEntry, spans: Sequence[hashing_reader.ReadSpan], *, threads: int, whole: bool
+) -> None:
     try:
-        digest = reads.read_pieces(folder / entry.path, entry.size, pieces, threads=threads, whole=whole)
+        digest = hashing_reader.read_spans(folder / entry.path, entry.size, spans, threads=threads, whole=whole)
     except (FileNotFoundError, NotADirectoryError):
         raise digests.DamagedFileError(f"{entry.path}: missing; expected {entry.size} bytes") from None
     except EOFError:
