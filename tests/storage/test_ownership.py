@@ -10,7 +10,7 @@ from holdfast import errors
 from holdfast.distributed.coordination import LocalCoordination
 from holdfast.policies.retention import Best, EverySteps, Latest
 from holdfast.store import UNPINNED, Store
-from holdfast.store.attempt_store import CheckpointExtras
+from holdfast.store.checkpoint_extras import CheckpointExtras
 from holdfast.store.format import fs
 from holdfast_contract.exits import ExitCode
 from holdfast_contract.keys import OWNER_FILE

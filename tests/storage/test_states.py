@@ -15,7 +15,7 @@ import pytest
 from orbax.checkpoint import v1 as orbax_v1
 
 from holdfast.store import UNPINNED
-from holdfast.store.attempt_store import CheckpointExtras
+from holdfast.store.checkpoint_extras import CheckpointExtras
 from holdfast_contract.runfolder import RunFolder
 from tests.support.storage_states import bits, state_of, store_at
 

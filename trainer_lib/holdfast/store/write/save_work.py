@@ -1,4 +1,4 @@
-"""What one save is made of."""
+"""The input of one save."""
 
 from __future__ import annotations
 
@@ -10,7 +10,10 @@ from holdfast.store.write.step_files import RankPart
 
 @dataclass(frozen=True)
 class SaveWork:
-    """What is saved, and what goes into the manifest."""
+    """What this rank saves, and what goes into the manifest.
+
+    ``parent``: digest of the checkpoint before it; "" for the first. ``elapsed_seconds``: time of training until then.
+    """
 
     step: int
     part: RankPart
