@@ -80,7 +80,7 @@ def test_a_rank_on_other_storage_is_told_what_it_does_not_see(tmp_path: Path) ->
     for result in (first, other):
         with pytest.raises(errors.StorageUnusable, match="process 1 does not see what process 0 wrote there") as caught:
             result.result(20)
-        assert "within 3 s: no such file, the run's folder is not there" in str(caught.value)
+        assert "within 3 s: no such file, the run's folder does not exist" in str(caught.value)
         assert caught.value.exit_code is ExitCode.STORAGE
 
 

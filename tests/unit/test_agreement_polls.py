@@ -109,7 +109,7 @@ def test_a_process_that_says_nothing_is_named_and_the_others_go_on() -> None:
     wait_for([alone], "a", saved=False)
     decision = alone.decisions["a"]
     assert decision.answer is Answer.ABANDONED
-    assert "no word from process(es) [1]" in decision.reason
+    assert "no answer from process(es) [1]" in decision.reason
     entered = alone.agreement.gate.entered
     deadline = time.monotonic() + 30
     while alone.agreement.gate.entered <= entered + 3:

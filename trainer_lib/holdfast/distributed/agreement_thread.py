@@ -1,4 +1,4 @@
-"""The background thread that watches for rounds of the agreement and takes this rank through them."""
+"""The background thread that watches for rounds of the agreement and takes part in them for this rank."""
 
 from __future__ import annotations
 
@@ -26,10 +26,10 @@ from holdfast.errors import CoordinationLost, PeerLost
 from holdfast_contract import codec
 
 WATCH_SECONDS: Final = 30.0
-"""One blocking read for the next round; renewed for ever. A round wakes it at once."""
+"""Length of one blocking read for the next round, which is repeated. A new round wakes it at once."""
 CLOSE_SECONDS: Final = 5.0
 MAX_ROUNDS: Final = 3
-"""A request whose rounds were abandoned this often is given up."""
+"""A request is given up after this many abandoned rounds."""
 
 log = logging.getLogger("holdfast")
 
@@ -45,8 +45,8 @@ class _Wish:
 class Agreement:
     """This rank's part in all agreements of an attempt. ``ask`` from any thread; the main thread uses ``gate``.
 
-    ``facts`` is called on the watching thread; ``decided`` there too, with the request and what was decided, before the
-    main thread is let go.
+    ``facts`` and ``decided`` are called on the watching thread; ``decided`` gets the request and the decision before the
+    main thread is released.
     """
 
     def __init__(
@@ -67,7 +67,7 @@ class Agreement:
         self._thread.start()
 
     def ask(self, ask: Ask) -> None:
-        """Ask all ranks for a save. Asking again for the same thing changes nothing. Returns at once."""
+        """Ask all ranks for a save. Repeating a request changes nothing. Returns at once."""
         with self._lock:
             if ask.key in self._wishes or ask.key in self._settled:
                 return
@@ -77,7 +77,7 @@ class Agreement:
         self._propose(number)
 
     def withdraw(self, ask_id: str) -> bool:
-        """Take a request back; True if no round of it had been settled."""
+        """Withdraw a request; True if no round had settled it."""
         with self._lock:
             found = [key for key in self._wishes if key[0] == ask_id]
             for key in found:
@@ -85,16 +85,16 @@ class Agreement:
             return bool(found)
 
     def close(self) -> None:
-        """This rank leaves for good: no agreement is possible after it. Waits for the thread, with a limit."""
+        """This rank leaves, and no agreement is possible afterwards. Waits for the thread, at most CLOSE_SECONDS."""
         self._closing = True
         try:
             self._coordination.create(f"{round_key(self._number)}/ask", CLOSED)
         except PeerLost:
-            log.debug("the coordination service had gone before the agreement was closed")
+            log.debug("the coordination service was gone before the agreement was closed")
         self._thread.join(CLOSE_SECONDS)
 
     def _propose(self, number: int) -> None:
-        """Make the oldest wish the subject of a round, unless someone else was first."""
+        """Propose the oldest wish as the subject of a round, unless another rank was first."""
         with self._lock:
             wish = next(iter(self._wishes.values()), None)
         if wish is None:
@@ -133,7 +133,7 @@ class Agreement:
         decision = self._take_part(number, ask)
         self._settle(ask, decision)
         if decision.answer is not Answer.ABANDONED and self._coordination.process_index == 0 and number > 1:
-            # Every rank has spoken in this round, so all have left the one before.
+            # Every rank has published in this round, so all have left the previous one.
             self._coordination.delete(round_key(number - 1))
         return True
 
@@ -148,11 +148,11 @@ class Agreement:
         return decision
 
     def _settle(self, ask: Ask, decision: Decision) -> None:
-        """Note the outcome, tell it, and let the main thread go: in this order, so that it never overtakes its orders."""
+        """Record the outcome, report it, then release the main thread, so that it cannot run ahead of the decision."""
         with self._lock:
             self._number += 1
             if decision.answer is Answer.ABANDONED and self._may_retry(ask):
-                decision = replace(decision, reason=f"{decision.reason}; asking again")
+                decision = replace(decision, reason=f"{decision.reason}; trying again")
                 retry = True
             else:
                 self._settled.add(ask.key)

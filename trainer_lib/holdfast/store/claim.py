@@ -1,4 +1,4 @@
-"""Taking possession of a run: the owner record, the attempt's own folder, and proof that every rank can write there."""
+"""Claiming a run: the owner record, the attempt's own folder, and proof that every rank can write there."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ _PROBE_PREFIX: Final = ".probe-"
 
 @dataclass(frozen=True)
 class RunClaim:
-    """Who claims which attempt of which run."""
+    """The claim of one job to one attempt of a run."""
 
     folder: RunFolder
     attempt: int
@@ -33,11 +33,11 @@ class RunClaim:
 
     @property
     def title(self) -> str:
-        """What all ranks of a world have in common, in words."""
+        """The claim in words, equal on all ranks."""
         return f"attempt {self.attempt} of run {self.folder.run!r} (job UID {self.owner.job_uid or 'none'})"
 
     def require_current(self) -> None:
-        """Raises Superseded if a newer attempt or another owner has appeared; OwnerRecordError or OSError."""
+        """Raise Superseded if a newer attempt or another owner has appeared; also OwnerRecordError, OSError."""
         recorded = self.folder.owner()
         if recorded is None:
             raise self._superseded("the owner record is gone")
@@ -54,13 +54,20 @@ class RunClaim:
 
 
 def claim_run(claim: RunClaim, coordination: Coordination, *, take_over: bool, settings: StoreSettings) -> None:
-    """Claim the run for this attempt; every rank calls it once, before any other use of the store.
+    """Claim the run for this attempt. Every rank calls it once, before any other use of the store.
+
+    Args:
+        claim: the run, the attempt and the job.
+        coordination: the key-value store of the attempt's ranks.
+        take_over: claim the run even if another job owns it.
+        settings: has the limits in seconds.
 
     Raises:
         StorageUnusable: the path is missing, not writable, or not the same storage on every rank.
         ForeignRun: another job owns the run and ``take_over`` is False.
-        Superseded: this attempt, or a later one, has begun already, or another process takes part as this rank.
-        PeerLost: a rank did not answer within ``settings.claim_seconds``; WrongWorld: process 0 is another job's.
+        Superseded: this attempt or a later one has begun already, or another process takes part as this rank.
+        PeerLost: a rank did not answer within ``settings.claim_seconds``.
+        WrongWorld: process 0 belongs to another job.
     """
     deadline = time.monotonic() + settings.claim_seconds
     opening = Ballot(coordination, "store/claim/open")
@@ -68,7 +75,9 @@ def claim_run(claim: RunClaim, coordination: Coordination, *, take_over: bool, s
         _cast(opening, claim, lambda: f"{_open(claim, take_over=take_over)} {claim.title}")
     token, _, title = _payload_of_rank_0(opening, claim, deadline=deadline).partition(" ")
     if title != claim.title:
-        raise errors.WrongWorld(expected=claim.title, found=title)  # and no vote: these are not our peers
+        raise errors.WrongWorld(
+            expected=claim.title, found=title
+        )  # without a vote, because these ranks are not our peers
     if not coordination.create(f"store/claim/rank/{coordination.process_index}", ""):
         raise errors.Superseded(
             claim.folder.root,
@@ -83,10 +92,11 @@ def claim_run(claim: RunClaim, coordination: Coordination, *, take_over: bool, s
 
 
 def sweep_leftovers(claim: RunClaim) -> tuple[Path, ...]:
-    """Remove what killed writers left behind in this and older attempts: trash, and saves that were never committed.
+    """Remove what killed writers left in this and older attempts: trash, and saves that were never committed.
 
-    Only what bears our marks is touched, and nothing of a later attempt. It also ends the save of an older writer that
-    is still alive: its folder is gone before it can be sealed. Returns what was removed. Raises OSError.
+    It touches only folders with Holdfast's own marks, and nothing of a later attempt. It also ends the save of an older
+    writer that is still alive, because that save's folder is gone before it can be sealed. Returns what was removed.
+    Raises OSError.
     """
     removed = []
     for attempt in claim.folder.attempts():
@@ -110,7 +120,7 @@ def _is_abandoned_save(folder: Path) -> bool:
 
 
 def _open(claim: RunClaim, *, take_over: bool) -> str:
-    """Rank 0's part: returns the token that other ranks must be able to read."""
+    """Rank 0: take the run and return the token that the other ranks must be able to read."""
     folder = claim.folder
     if not folder.root.parent.is_dir():
         raise errors.StorageUnusable(
@@ -151,19 +161,19 @@ def _take_ownership(claim: RunClaim, *, take_over: bool) -> None:
 
 
 def _prove(claim: RunClaim, rank: int, token: str, visible_seconds: float) -> str:
-    """Write, sync, rename and read back a file of this rank, and read the one that rank 0 wrote."""
+    """Read the probe file of rank 0; write this rank's own, and read it back."""
 
     def visible() -> None:
         data = read_regular_file(_probe(claim, 0), 1024)
         if data is None or data.decode(errors="replace") != token:
-            raise TimeoutError("no such file" if data is None else "another content")
+            raise TimeoutError("no such file" if data is None else "a file with other content")
 
     try:
         _until_visible(visible, visible_seconds)
     except TimeoutError as missing:
         raise errors.StorageUnusable(
             f"process {rank} does not see what process 0 wrote there (within {visible_seconds:g} s: {missing}, "
-            f"{_surroundings(claim)}); the path must be the same shared volume everywhere",
+            f"{_folder_state(claim)}); the path must be the same shared volume everywhere",
             path=_probe(claim, 0),
         ) from None
     if rank != 0:
@@ -171,15 +181,15 @@ def _prove(claim: RunClaim, rank: int, token: str, visible_seconds: float) -> st
     return ""
 
 
-def _surroundings(claim: RunClaim) -> str:
-    """What this process sees of the run's folder, for whoever must find out why it does not see more."""
+def _folder_state(claim: RunClaim) -> str:
+    """What this process sees of the run's folder, for the person who looks for the cause."""
     if not claim.folder.root.is_dir():
-        return "the run's folder is not there"
-    return f"attempt folders there: {list(claim.folder.attempts())[-4:]}"
+        return "the run's folder does not exist"
+    return f"the run's last attempt folders: {list(claim.folder.attempts())[-4:]}"
 
 
 def _until_visible(look: Callable[[], None], seconds: float) -> None:
-    """Look until it does not raise TimeoutError; what it raises last, once the time is over and it looked since."""
+    """Call ``look`` until it does not raise TimeoutError; it is called once more after ``seconds`` before that is raised."""
     deadline = time.monotonic() + seconds
     while True:
         late = time.monotonic() > deadline
@@ -208,7 +218,7 @@ def _cast(ballot: Ballot, claim: RunClaim, action: Callable[[], str]) -> None:
     except errors.ForeignRun as error:
         recorded = codec.encode(error.recorded).decode()
         ballot.cast(problem=Problem(ProblemKind.FOREIGN, str(error), str(claim.folder.root), details=(recorded,)))
-    except Exception as error:  # whatever it is, the other ranks must learn of it
+    except Exception as error:  # any error must reach the other ranks
         ballot.cast(problem=problem_of(error, where=claim.folder.root))
 
 

@@ -1,4 +1,4 @@
-"""One pass over a checkpoint's file: every byte is hashed, and what is wanted lands where it is wanted."""
+"""One pass over a checkpoint's file that hashes every byte and puts requested spans into their target memory."""
 
 from __future__ import annotations
 
@@ -15,13 +15,15 @@ import xxhash
 from holdfast.store.format.regular import fill, opened
 
 _BLOCK_BYTES: Final = 1024 * 1024
-"""Small enough to be still in the processor's cache when it is hashed."""
+"""Small enough to be in the processor's cache still when it is hashed."""
 
 
 @dataclass(frozen=True)
 class ReadSpan:
-    """Bytes of a file that are wanted. ``make`` gives the memory for them, when reading them begins; ``finish`` is
-    called once they are there. Both may be called again when a read is repeated.
+    """A range of a file to read: ``length`` bytes at ``offset``.
+
+    ``make`` returns the memory for them when reading begins; ``finish`` is called once they are in it. Both are called
+    again when a read is repeated.
     """
 
     offset: int
@@ -31,20 +33,32 @@ class ReadSpan:
 
     @property
     def stop(self) -> int:
-        """Behind its last byte."""
+        """Offset of the first byte after the span."""
         return self.offset + self.length
 
 
 def read_spans(path: Path, size: int, spans: Sequence[ReadSpan], *, threads: int, whole: bool) -> str:
-    """Fill the spans, which must not overlap and are in order; with ``whole``, read all ``size`` bytes.
+    """Fill the spans, and hash the file on the way.
 
-    Returns the file's xxh3-128 digest in hex, or "" unless ``whole``. Raises OSError; EOFError if the file is shorter.
+    Args:
+        path: a regular file.
+        size: its length in bytes.
+        spans: in ascending order, without overlap.
+        threads: how many read at once; hashing stays in the file's order.
+        whole: read and hash all bytes; otherwise read the spans alone.
+
+    Returns:
+        The file's xxh3-128 digest in hexadecimal; "" unless ``whole``.
+
+    Raises:
+        OSError: storage does not answer, or the file is not a regular one.
+        EOFError: the file is shorter than ``size``.
     """
     return _Pass(path, size, spans, whole=whole).run(threads)
 
 
 class _Pass:
-    """Threads take blocks in the file's order; each reads its own and waits for its turn to hash it."""
+    """Threads take blocks in the file's order. Each reads its block, then waits for its turn to hash it."""
 
     def __init__(self, path: Path, size: int, spans: Sequence[ReadSpan], *, whole: bool) -> None:
         self._path, self._spans, self._whole = path, spans, whole
@@ -89,7 +103,7 @@ class _Pass:
             raise
 
     def _parts(self, start: int, stop: int, scratch: memoryview) -> list[tuple[int, memoryview]]:
-        """(number of a span or -1, where its bytes go) for every byte of the block, in order."""
+        """(number of a span or -1, memory to read into) for every byte of the block, in order."""
         parts: list[tuple[int, memoryview]] = []
         number = max(0, bisect.bisect_right(self._starts, start) - 1)
         at = start

@@ -1,7 +1,7 @@
-"""A state from a checkpoint's files without TensorStore in between: which bytes of which file go where, then arrays.
+"""Reading a state without TensorStore: which bytes of which file go where, and how they become arrays.
 
-What is planned is read by ``holdfast.store.read.verified_read`` in the same pass that hashes the files, straight into the memory
-that becomes the arrays. Whatever is not understood raises NotUnderstoodError before a byte of an array is read.
+``holdfast.store.read.verified_read`` carries out the plan in the same pass that hashes the files, straight into the memory
+that becomes the arrays. A layout that is not supported raises NotUnderstoodError before any byte of an array is read.
 """
 
 from __future__ import annotations
@@ -33,7 +33,7 @@ Host = npt.NDArray[Any]
 
 @dataclass(frozen=True)
 class _Leaf:
-    """One leaf of the result: its numbers by box, and how it is made of them."""
+    """One leaf of the result. ``boxes``: host memory for each part of the array that this process needs."""
 
     wanted: Any
     boxes: Mapping[Box, Host]
@@ -66,26 +66,31 @@ class _Leaf:
 
 @dataclass
 class ReadPlan:
-    """What to read of each file, by its path below the store's folder. Once all is read and verified: ``state``."""
+    """What to read of each file, by path below the folder of the arrays. ``state`` builds the result after verification."""
 
     spans: dict[str, list[ReadSpan]] = field(default_factory=dict)
     parsed: list[tuple[bytes, memoryview]] = field(default_factory=list)
-    """What the plan was made from, and where the same bytes land when they are hashed."""
+    """The bytes that the plan was made from, and the memory that receives the same bytes when they are hashed."""
     _build: Callable[[], PyTree] = field(default=lambda: None)
 
     def state(self) -> PyTree:
-        """The state. Raises NotUnderstoodError if what the plan was made from has changed since."""
+        """The state. Raises NotUnderstoodError if the index has changed since the plan was made."""
         if any(before != now for before, now in self.parsed):
-            raise NotUnderstoodError("the index was not what it was when it was read first")
+            raise NotUnderstoodError("the index has changed since it was read first")
         return self._build()
 
 
 def plan(read: ReadBytes, abstract: PyTree, *, without: Container[str] = ()) -> ReadPlan:
-    """How to fill ``abstract``, as ``orbax_io.load`` would. ``without``: paths of leaves that stay as they are.
+    """How to fill ``abstract`` with the values that ``orbax_io.load`` would return.
+
+    Args:
+        read: reads a range of a file below the folder of the arrays.
+        abstract: a pytree with the shapes, dtypes and shardings to fill.
+        without: paths of leaves that stay as they are in ``abstract``.
 
     Raises:
-        NotUnderstoodError: the layout is not one that is read here, or damaged.
-        OSError: as ``read`` does.
+        NotUnderstoodError: the layout is not supported here, or the index is damaged.
+        OSError: ``read`` raised it.
     """
     made = ReadPlan()
     index = read_index(_recording(read, made))
@@ -117,7 +122,7 @@ def _untouched(wanted: Any, path: Any, without: Container[str]) -> Any:
 
 
 def _recording(read: ReadBytes, made: ReadPlan) -> ReadBytes:
-    """What is parsed now is read again in the pass that hashes it, and must be the same."""
+    """``read``, which also plans a second read of the same bytes: the pass that hashes them must find them unchanged."""
 
     def recorded(path: str, offset: int, length: int | None) -> bytes:
         data = read(path, offset, length)
@@ -133,7 +138,7 @@ def _order(spans: list[ReadSpan]) -> None:
     spans.sort(key=lambda span: span.offset)
     for one, two in itertools.pairwise(spans):
         if one.stop > two.offset:
-            raise NotUnderstoodError(f"found two values at byte {two.offset} of one file")
+            raise NotUnderstoodError(f"offsets: found two values at byte {two.offset} of one file, allowed: one")
 
 
 # Leaves.
@@ -167,7 +172,7 @@ def _boxes(stored: StoredArray, wanted: Any) -> list[Box]:
 def _devices(
     sharding: jax.sharding.Sharding, shape: tuple[int, ...], stored_shape: tuple[int, ...]
 ) -> list[tuple[jax.Device, Box]]:
-    """This process's devices and the part of the array on each; of keys the data, which has an axis more."""
+    """This process's devices and the part of the array on each. The data of PRNG keys have one more axis than the keys."""
     if shape != stored_shape and not isinstance(
         sharding, jax.sharding.NamedSharding | jax.sharding.SingleDeviceSharding
     ):
@@ -196,7 +201,7 @@ def _key_name(wanted: Any) -> str:
 # Placing bytes.
 
 _Copy = tuple[Host, tuple[slice, ...], tuple[slice, ...]]
-"""Target, the part of it, and the part of the chunk that goes there."""
+"""Target array, the part of it to fill, and the part of the chunk that fills it."""
 
 
 def _place(leaf: _Leaf, spans: dict[str, list[ReadSpan]]) -> None:
@@ -217,7 +222,7 @@ def _place(leaf: _Leaf, spans: dict[str, list[ReadSpan]]) -> None:
 
 
 def _overlap(box: Box, chunk: Box, shape: tuple[int, ...]) -> tuple[tuple[slice, ...], tuple[slice, ...]]:
-    """Where box and chunk meet, counted from the beginning of each."""
+    """The intersection of box and chunk, as slices of each."""
     there, here = [], []
     for (start, stop), (first, last), size in zip(box, chunk, shape, strict=True):
         low, high = max(start, first), min(stop, last, size)
@@ -227,7 +232,7 @@ def _overlap(box: Box, chunk: Box, shape: tuple[int, ...]) -> tuple[tuple[slice,
 
 
 def _spans(extent: Extent, copies: list[_Copy], shape: tuple[int, ...], dtype: np.dtype[Any]) -> Iterator[ReadSpan]:
-    """The bytes of one chunk: straight into their place where they lie together there too, else in slabs."""
+    """The spans of one chunk: read straight into place where the target is contiguous as well, otherwise in slabs."""
     direct = [_direct(extent, copy, shape, dtype) for copy in copies]
     if all(direct) and not _meet([span for span in direct if span]):
         yield from (span for span in direct if span)
@@ -242,7 +247,7 @@ def _meet(spans: list[ReadSpan]) -> bool:
 
 def _direct(extent: Extent, copy: _Copy, shape: tuple[int, ...], dtype: np.dtype[Any]) -> ReadSpan | None:
     host, there, here = copy
-    place: Any = (*there, ...)  # the dots keep a view: of an array without axes the rest alone takes a copy
+    place: Any = (*there, ...)  # the ellipsis keeps a view of an array without axes, where () alone would copy
     target = host[place]
     if not target.flags.c_contiguous or not _is_run(here, shape):
         return None
@@ -252,14 +257,14 @@ def _direct(extent: Extent, copy: _Copy, shape: tuple[int, ...], dtype: np.dtype
 
 
 def _is_run(part: tuple[slice, ...], shape: tuple[int, ...]) -> bool:
-    """Whether a part of an array lies in one run of memory: one index, then any range, then everything."""
+    """Whether a part of an array is contiguous in memory: leading single indices, then one range, then whole axes."""
     sizes = [p.stop - p.start for p in part]
     first = next((axis for axis, size in enumerate(sizes) if size != 1), len(sizes))
     return sizes[first + 1 :] == list(shape[first + 1 :])
 
 
 def _slabs(extent: Extent, copies: list[_Copy], shape: tuple[int, ...], dtype: np.dtype[Any]) -> Iterator[ReadSpan]:
-    """Some rows of the chunk at a time: read into memory of their own, copied from there, and forgotten."""
+    """Some rows of the chunk at a time, read into temporary memory and copied from there."""
     axis = next((axis for axis, size in enumerate(shape) if size > 1), 0)
     row_bytes = math.prod(shape[axis + 1 :]) * dtype.itemsize
     rows = max(1, _SLAB_BYTES // row_bytes)

@@ -1,4 +1,4 @@
-"""A checkpoint's files compared with its manifest, while what is wanted of them is read: each byte crosses once."""
+"""Compares a checkpoint's files with its manifest and fills a read plan in the same pass: each byte is read once."""
 
 from __future__ import annotations
 
@@ -15,15 +15,21 @@ from holdfast_contract.manifest import FileEntry
 
 logger = logging.getLogger("holdfast.store")
 _LARGE_BYTES: Final = 8 * 1024 * 1024
-"""Files from here on are read one after the other by all threads, smaller ones side by side."""
+"""Files of this size or more are read one by one, each by all threads; smaller files in parallel, each by one."""
 
 
 def plan_state(
     folder: Path, entries: Sequence[FileEntry], abstract: PyTree, *, without: Container[str] = ()
 ) -> read_plan.ReadPlan | None:
-    """How to read the state below a step's folder directly; None if it must be left to Orbax.
+    """A plan to read the state below a step's folder; None if Orbax must read it.
 
-    Files are read here before they are verified: whatever is odd about them means no plan, never a refusal.
+    The index is read here before it is verified, so anything odd about it means no plan, never a refusal.
+
+    Args:
+        folder: the step's folder.
+        entries: the files in its manifest.
+        abstract: a pytree with the shapes, dtypes and shardings to fill.
+        without: paths of leaves that stay as they are in ``abstract``.
     """
     sizes = {entry.path: entry.size for entry in entries}
 
@@ -38,9 +44,11 @@ def plan_state(
         made = read_plan.plan(read, abstract, without=without)
         for path, spans in made.spans.items():
             if spans[-1].stop > sizes[f"{STATE_FOLDER}/{path}"]:
-                raise read_plan.NotUnderstoodError(f"{path}: found {spans[-1].stop} bytes used, more than it has")
-    except Exception as error:  # damaged bytes may lead to any error; verification says what is wrong
-        logger.debug("%s: left to Orbax: %r", folder, error)
+                raise read_plan.NotUnderstoodError(
+                    f"{path}: found a value that ends at byte {spans[-1].stop}, after the file"
+                )
+    except Exception as error:  # damaged bytes may raise anything; verification reports what is wrong
+        logger.debug("%s: Orbax reads it: %r", folder, error)
         return None
     return made
 
@@ -53,16 +61,25 @@ def verify_and_read(
     threads: int,
     transient_seconds: float,
 ) -> None:
-    """Compare the files ``mine`` with the manifest, and fill what the plan wants of them.
+    """Compare this rank's share of the files with the manifest, and fill the plan's spans in them.
 
-    Raises as ``digests.verify_files``.
+    Args:
+        folder: the step's folder.
+        mine: the entries of this rank's share.
+        plan: what to fill; None to compare only.
+        threads: how many read at once.
+        transient_seconds: how long a transient error of storage is retried.
+
+    Raises:
+        DamagedFileError: a file is missing, of another size, or of another content.
+        OSError: storage does not answer, or denies access.
     """
     digests.verify_sizes(folder, mine, threads=threads, transient_seconds=transient_seconds)
-    wanted = _wanted(plan)
-    rest = [entry for entry in mine if entry.path not in wanted]
+    planned = _planned(plan)
+    rest = [entry for entry in mine if entry.path not in planned]
     digests.verify_digests(folder, rest, threads=threads, transient_seconds=transient_seconds)
-    chosen = [entry for entry in mine if entry.path in wanted]
-    _read_files(folder, chosen, wanted, threads=threads, transient_seconds=transient_seconds, whole=True)
+    chosen = [entry for entry in mine if entry.path in planned]
+    _read_files(folder, chosen, planned, threads=threads, transient_seconds=transient_seconds, whole=True)
 
 
 def read_others(
@@ -73,27 +90,39 @@ def read_others(
     threads: int,
     transient_seconds: float,
 ) -> None:
-    """Fill what the plan wants of files that other ranks have verified. Raises OSError, DamagedFileError."""
-    wanted = _wanted(plan)
-    chosen = [entry for entry in others if entry.path in wanted]
-    _read_files(folder, chosen, wanted, threads=threads, transient_seconds=transient_seconds, whole=False)
+    """Fill the plan's spans in files that other ranks have verified.
+
+    Args:
+        folder: the step's folder.
+        others: the entries of the other ranks' shares.
+        plan: what to fill.
+        threads: how many read at once.
+        transient_seconds: how long a transient error of storage is retried.
+
+    Raises:
+        DamagedFileError: a file is missing or too short.
+        OSError: storage does not answer, or denies access.
+    """
+    planned = _planned(plan)
+    chosen = [entry for entry in others if entry.path in planned]
+    _read_files(folder, chosen, planned, threads=threads, transient_seconds=transient_seconds, whole=False)
 
 
-def _wanted(plan: read_plan.ReadPlan | None) -> dict[str, list[hashing_reader.ReadSpan]]:
+def _planned(plan: read_plan.ReadPlan | None) -> dict[str, list[hashing_reader.ReadSpan]]:
     return {} if plan is None else {f"{STATE_FOLDER}/{path}": spans for path, spans in plan.spans.items()}
 
 
 def _read_files(
     folder: Path,
     entries: Sequence[FileEntry],
-    wanted: Mapping[str, list[hashing_reader.ReadSpan]],
+    planned: Mapping[str, list[hashing_reader.ReadSpan]],
     *,
     threads: int,
     transient_seconds: float,
     whole: bool,
 ) -> None:
     def read(entry: FileEntry, threads: int) -> None:
-        spans = wanted[entry.path]
+        spans = planned[entry.path]
         fs.retry_transient(
             lambda: _read_file(folder, entry, spans, threads=threads, whole=whole), seconds=transient_seconds
         )
@@ -113,7 +142,7 @@ def _read_file(
     except (FileNotFoundError, NotADirectoryError):
         raise digests.DamagedFileError(f"{entry.path}: missing; expected {entry.size} bytes") from None
     except EOFError:
-        raise digests.DamagedFileError(f"{entry.path}: shorter than {entry.size} bytes, as expected") from None
+        raise digests.DamagedFileError(f"{entry.path}: expected {entry.size} bytes, found fewer") from None
     if whole and digest != entry.digest:
         raise digests.DamagedFileError(
             f"{entry.path}: digest: expected {entry.digest}, found {digest} over {entry.size} bytes"

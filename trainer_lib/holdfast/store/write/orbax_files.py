@@ -1,7 +1,6 @@
-"""The small files of an Orbax checkpoint beside the arrays, as Orbax 0.12 writes them; and its zarr keys.
+"""The small files of an Orbax checkpoint besides the arrays, as Orbax 0.12 writes them; and its zarr keys.
 
-They say what the tree looks like and how arrays were sharded. Orbax's own functions for them take longer per leaf than
-writing a leaf does.
+They describe the tree and how arrays were sharded. Orbax's own functions for them take longer per leaf than writing the leaf.
 """
 
 from __future__ import annotations
@@ -22,7 +21,7 @@ _EMPTY_TYPES: Final = ((list, "List"), (dict, "Dict"))
 
 
 def tree_metadata(state: PyTree, layout: StateLayout) -> bytes:
-    """The file ``_METADATA``: every node that is a leaf or has no children, by its path."""
+    """The file ``_METADATA``: every leaf and every node without children, by its path."""
     entries = {}
     stored = iter(layout.leaves)
     for path, node in jax.tree_util.tree_flatten_with_path(state, is_leaf=_has_no_children)[0]:
@@ -43,7 +42,7 @@ def tree_metadata(state: PyTree, layout: StateLayout) -> bytes:
 
 
 def array_metadata(layout: StateLayout) -> bytes:
-    """The file ``array_metadatas/process_<i>``: how JAX arrays were cut, and which of them are keys."""
+    """The file ``array_metadatas/process_<i>``: the chunk shapes of JAX arrays, and which of them are PRNG keys."""
     return json.dumps(
         {
             "array_metadatas": [
@@ -62,20 +61,20 @@ def array_metadata(layout: StateLayout) -> bytes:
 
 
 def shardings(layout: StateLayout) -> bytes:
-    """The file ``_sharding``: by name in base 64, those shardings that Orbax has a form for."""
-    told: dict[jax.sharding.Sharding | None, str | None] = {}
+    """The file ``_sharding``: by name in base64, the shardings that Orbax can express."""
+    texts: dict[jax.sharding.Sharding | None, str | None] = {}
     found = {}
     for leaf in _arrays(layout):
-        if leaf.sharding not in told:
-            told[leaf.sharding] = _sharding(leaf.sharding)
-        text = told[leaf.sharding]
+        if leaf.sharding not in texts:
+            texts[leaf.sharding] = _sharding(leaf.sharding)
+        text = texts[leaf.sharding]
         if text is not None:
             found[base64.b64encode(leaf.name.encode()).decode()] = text
     return json.dumps(found, separators=(",", ":")).encode()
 
 
 def index_entries(layout: StateLayout) -> Iterable[IndexEntry]:
-    """Keys and values of zarr arrays, version 2: a description of each array, and its chunks."""
+    """Keys and values of zarr 2 arrays: the metadata of each array, and its chunks."""
     for leaf in layout.leaves:
         if leaf is not None:
             yield IndexEntry(_key(leaf, ".zarray"), _zarray(leaf))

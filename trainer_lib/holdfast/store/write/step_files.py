@@ -1,4 +1,4 @@
-"""What one rank writes for a save: into the step's folder, durable, and described for the manifest."""
+"""The files that one rank writes for a save: written, made durable, and described for the manifest."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ _NOTHING_KNOWN: Final[Mapping[str, FileEntry]] = {}
 
 @dataclass(frozen=True)
 class RankPart:
-    """What this rank has to write. ``data``: its data position."""
+    """What one rank writes in a save. ``data``: its data position."""
 
     snapshot: Snapshot
     writer: Writer
@@ -35,14 +35,14 @@ class RankPart:
 
 @dataclass
 class StepFiles:
-    """The files of one step's folder. ``timings``: seconds of each stage, added up."""
+    """The files of one step's folder. ``timings``: stage to seconds, summed."""
 
     folder: Path
     settings: StoreSettings
     timings: dict[str, float] = field(default_factory=dict)
 
     def names(self) -> list[str]:
-        """All files that are there now, by path below the folder."""
+        """Paths of all present files, relative to the folder."""
         return [path.relative_to(self.folder).as_posix() for path in fs.walk_files(self.folder)]
 
     def write_part(self, work: RankPart, rank: int) -> tuple[FileEntry, ...]:
@@ -66,7 +66,7 @@ class StepFiles:
     def make_durable(
         self, paths: Sequence[str], known: Mapping[str, FileEntry] = _NOTHING_KNOWN
     ) -> tuple[FileEntry, ...]:
-        """Sync files and describe them; those that are ``known`` need not be read again."""
+        """Sync files and describe them; those in ``known`` are not read again. Raises OSError."""
         with self.timed("sync_seconds"):
             for path in paths:
                 fs.sync_file(self.folder / path)
@@ -77,7 +77,7 @@ class StepFiles:
 
     @contextmanager
     def timed(self, stage: str) -> Iterator[None]:
-        """Count what is done inside as time of ``stage``."""
+        """Add the time spent inside to ``stage``."""
         start = time.monotonic()
         try:
             yield
@@ -85,11 +85,11 @@ class StepFiles:
             self.timings[stage] = self.timings.get(stage, 0.0) + time.monotonic() - start
 
     def _note_hashing(self, seconds: float) -> None:
-        """What writing waited for digests counts as theirs."""
+        """Count the time that writing waited for digests as digest time."""
         self.timings["digest_seconds"] = self.timings.get("digest_seconds", 0.0) + seconds
         self.timings["write_seconds"] -= seconds
 
 
 def _is_of_a_process(path: str) -> bool:
-    """Whether a file is final before the merge: the parts are, what rank 0 writes besides is not."""
+    """Whether a file is final before the merge: the parts of processes are, rank 0's other files are not."""
     return digests.writer_of(path, default=-1) == 0

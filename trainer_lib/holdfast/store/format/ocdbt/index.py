@@ -1,4 +1,4 @@
-"""All keys of an OCDBT store, with their values or where those lie."""
+"""All keys of an OCDBT store, with their values or where the values are stored."""
 
 from __future__ import annotations
 
@@ -10,14 +10,14 @@ from holdfast.store.format.ocdbt.decode import BTreeNode, CompressedError, Exten
 
 MANIFEST: Final = "manifest.ocdbt"
 _DEEPEST: Final = 16
-"""A B+tree of this height has more keys than any state has leaves: a deeper one is damaged and would not end."""
+"""A B+tree of this height has more keys than any state has leaves; a deeper one is damaged and might never end."""
 
 ReadBytes = Callable[[str, int, int | None], bytes]
 """(path relative to the store's folder, offset, length or None for all of the file) to bytes."""
 
 
 def read_index(read: ReadBytes) -> dict[str, Value]:
-    """Everything in the newest version. Raises NotUnderstoodError, or OSError as ``read`` does."""
+    """All keys of the newest version. Raises NotUnderstoodError, and what ``read`` raises."""
     root = _manifest(read(MANIFEST, 0, None))
     values: dict[str, Value] = {}
     level = [] if root is None else [root]
@@ -28,7 +28,7 @@ def read_index(read: ReadBytes) -> dict[str, Value]:
         level = [child for node in nodes for child in node.children]
         if not level:
             return values
-    raise NotUnderstoodError(f"found a tree of more than {_DEEPEST} levels")
+    raise NotUnderstoodError(f"levels: found more than {_DEEPEST}, allowed: {_DEEPEST} or fewer")
 
 
 def _manifest(data: bytes) -> NodeRef | None:
@@ -53,7 +53,7 @@ def _name(key: bytes) -> str:
     try:
         return key.decode()
     except UnicodeDecodeError:
-        raise NotUnderstoodError(f"found a key that is no text: {key!r}") from None
+        raise NotUnderstoodError(f"key: found {key!r}, allowed: UTF-8") from None
 
 
 __all__ = ["Extent", "NotUnderstoodError", "ReadBytes", "Value", "read_index"]
