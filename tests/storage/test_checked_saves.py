@@ -183,7 +183,7 @@ def test_numbers_that_orbax_did_not_write_are_missed(root: Path) -> None:
 def test_each_process_compares_what_it_wrote(world: World, root: Path, writer: str) -> None:
     told = world.call("tests.support.writer_tasks:save_altered", root, writer)
     for error in told:
-        assert "process 1: SavedOtherwiseError" in error
+        assert "process 1: ReadBackError" in error
         assert "['w']: found 1 of 4096 numbers changed" in error
     assert not list(RunFolder(root).candidates())
 

@@ -82,13 +82,13 @@ def load(folder: Path, abstract: PyTree, *, partly: bool = False, without: Conta
     return jax.tree_util.tree_unflatten(treedef, filled)
 
 
-def load_named(folder: Path, wanted: Mapping[str, Any]) -> dict[str, Any]:
+def load_named(folder: Path, requested: Mapping[str, Any]) -> dict[str, Any]:
     """Some of the leaves, by stored name; the others are not read. Otherwise as ``load``.
 
     Every name must be stored in ``folder``; the structure record lists the stored names.
     """
-    stored = {name: leaf for name, leaf in wanted.items() if not is_empty(leaf)}
-    values = {name: empty_like(leaf) for name, leaf in wanted.items() if is_empty(leaf)}
+    stored = {name: leaf for name, leaf in requested.items() if not is_empty(leaf)}
+    values = {name: empty_like(leaf) for name, leaf in requested.items() if is_empty(leaf)}
     if stored:
         metadata = _translated(lambda: _handler().metadata(epath.Path(folder)), folder)
         # The tree as Orbax recorded it: lists and dictionaries must match exactly.

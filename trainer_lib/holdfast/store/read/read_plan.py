@@ -35,27 +35,27 @@ Host = npt.NDArray[Any]
 class _Leaf:
     """One leaf of the result. ``boxes``: host memory for each part of the array that this process needs."""
 
-    wanted: Any
+    requested: Any
     boxes: Mapping[Box, Host]
     stored: StoredArray
 
     def assemble(self) -> Any:
-        wanted = self.wanted
-        if isinstance(wanted, jax.Array | jax.ShapeDtypeStruct):
-            array = self._free() if placing.is_free(wanted) else self._placed()
-            return jax.random.wrap_key_data(array, impl=_key_name(wanted)) if is_key(wanted) else array
+        requested = self.requested
+        if isinstance(requested, jax.Array | jax.ShapeDtypeStruct):
+            array = self._free() if placing.is_free(requested) else self._placed()
+            return jax.random.wrap_key_data(array, impl=_key_name(requested)) if is_key(requested) else array
         [value] = self.boxes.values()
-        if isinstance(wanted, np.ndarray):
+        if isinstance(requested, np.ndarray):
             return value
-        return wanted.dtype.type(value[()]) if isinstance(wanted, np.generic) else type(wanted)(value[()])
+        return requested.dtype.type(value[()]) if isinstance(requested, np.generic) else type(requested)(value[()])
 
     def _free(self) -> jax.Array:
         [value] = self.boxes.values()
         return jnp.asarray(value)
 
     def _placed(self) -> jax.Array:
-        sharding = placing.sharding_of(self.wanted)
-        places = _devices(sharding, self.wanted.shape, self.stored.shape)
+        sharding = placing.sharding_of(self.requested)
+        places = _devices(sharding, self.requested.shape, self.stored.shape)
         hosts, devices = [self.boxes[box] for _, box in places], [device for device, _ in places]
         parts = jax.device_put(hosts, devices, may_alias=True)
         made: jax.Array = jax.make_array_from_single_device_arrays(
@@ -96,10 +96,10 @@ def plan(read: ReadBytes, abstract: PyTree, *, without: Container[str] = ()) -> 
     index = read_index(_recording(read, made))
     paths, treedef = jax.tree_util.tree_flatten_with_path(abstract)
     leaves: list[_Leaf | None] = []
-    for path, wanted in paths:
+    for path, requested in paths:
         name = jax.tree_util.keystr(path, simple=True, separator=".")
-        skip = jax.tree_util.keystr(path) in without or placing.is_empty(wanted)
-        leaves.append(None if skip else _leaf(stored_array(index, name), wanted))
+        skip = jax.tree_util.keystr(path) in without or placing.is_empty(requested)
+        leaves.append(None if skip else _leaf(stored_array(index, name), requested))
     for leaf in leaves:
         if leaf is not None:
             _place(leaf, made.spans)
@@ -108,8 +108,8 @@ def plan(read: ReadBytes, abstract: PyTree, *, without: Container[str] = ()) -> 
 
     def build() -> PyTree:
         values = [
-            _untouched(wanted, path, without) if leaf is None else leaf.assemble()
-            for leaf, (path, wanted) in zip(leaves, paths, strict=True)
+            _untouched(requested, path, without) if leaf is None else leaf.assemble()
+            for leaf, (path, requested) in zip(leaves, paths, strict=True)
         ]
         return jax.tree_util.tree_unflatten(treedef, values)
 
@@ -117,8 +117,8 @@ def plan(read: ReadBytes, abstract: PyTree, *, without: Container[str] = ()) -> 
     return made
 
 
-def _untouched(wanted: Any, path: Any, without: Container[str]) -> Any:
-    return wanted if jax.tree_util.keystr(path) in without else placing.empty_like(wanted)
+def _untouched(requested: Any, path: Any, without: Container[str]) -> Any:
+    return requested if jax.tree_util.keystr(path) in without else placing.empty_like(requested)
 
 
 def _recording(read: ReadBytes, made: ReadPlan) -> ReadBytes:
@@ -144,27 +144,27 @@ def _order(spans: list[ReadSpan]) -> None:
 # Leaves.
 
 
-def _leaf(stored: StoredArray, wanted: Any) -> _Leaf:
-    shape, dtype = tuple(np.shape(wanted)), getattr(wanted, "dtype", stored.dtype)
-    if is_key(wanted):
-        _key_name(wanted)
+def _leaf(stored: StoredArray, requested: Any) -> _Leaf:
+    shape, dtype = tuple(np.shape(requested)), getattr(requested, "dtype", stored.dtype)
+    if is_key(requested):
+        _key_name(requested)
         fits = stored.dtype == np.uint32 and stored.shape[: len(shape)] == shape and len(stored.shape) == len(shape) + 1
     else:
         fits = stored.shape == shape and stored.dtype == dtype
     if not fits:
         found = f"{stored.dtype}{list(stored.shape)}"
         raise NotUnderstoodError(f"{stored.name}: found {found}, allowed: {dtype}{list(shape)}")
-    return _Leaf(wanted, {box: _memory(box, stored.dtype) for box in _boxes(stored, wanted)}, stored)
+    return _Leaf(requested, {box: _memory(box, stored.dtype) for box in _boxes(stored, requested)}, stored)
 
 
 def _memory(box: Box, dtype: np.dtype[Any]) -> Host:
     return aligned(tuple(stop - start for start, stop in box), dtype)
 
 
-def _boxes(stored: StoredArray, wanted: Any) -> list[Box]:
+def _boxes(stored: StoredArray, requested: Any) -> list[Box]:
     """The parts of the array that this process needs, each once."""
-    if isinstance(wanted, jax.Array | jax.ShapeDtypeStruct) and not placing.is_free(wanted):
-        places = _devices(placing.sharding_of(wanted), tuple(wanted.shape), stored.shape)
+    if isinstance(requested, jax.Array | jax.ShapeDtypeStruct) and not placing.is_free(requested):
+        places = _devices(placing.sharding_of(requested), tuple(requested.shape), stored.shape)
         return list(dict.fromkeys(box for _, box in places))
     return [tuple((0, size) for size in stored.shape)]
 
@@ -191,8 +191,8 @@ def _box(place: Sequence[Any], shape: tuple[int, ...]) -> Box:
     return tuple(part.indices(size)[:2] for part, size in zip(full, shape, strict=True))
 
 
-def _key_name(wanted: Any) -> str:
-    name = str(wanted.dtype)
+def _key_name(requested: Any) -> str:
+    name = str(requested.dtype)
     if name not in _KEY_NAMES:
         raise NotUnderstoodError(f"found {name}, allowed: {', '.join(_KEY_NAMES)}")
     return _KEY_NAMES[name]
