@@ -124,7 +124,7 @@ def test_a_step_without_manifest_does_not_exist(run: Path) -> None:
 def test_a_pin_whose_manifest_vanished_is_named(run: Path) -> None:
     pin = RunFolder(run).candidates()[0]
     (run / "1" / "2" / MANIFEST_FILE).unlink()
-    assert "pinned checkpoint is not there" in _require_first_step(_restore(run, pin))
+    assert "pinned checkpoint does not exist" in _require_first_step(_restore(run, pin))
 
 
 def test_the_pin_is_an_upper_bound(run: Path) -> None:

@@ -1,4 +1,4 @@
-"""What the forward pass keeps for the backward pass, by policy or under a byte budget.
+"""Rematerialisation: what the forward pass keeps for the backward pass, by policy or under a byte budget.
 
 ::
 
@@ -9,7 +9,7 @@
     planned = remat.plan(loss, params, batch, budget=remat.fraction(0.3))      # the cheapest that fits
     print(planned.report.table())
 
-Values and gradients stay those of the function; only memory and time change.
+Values and gradients stay the same; only memory and time change.
 """
 
 from holdfast.remat.assign import EveryNth, assign, every

@@ -1,4 +1,4 @@
-"""Rows of reports: named policies beside the choice, and the front of the cheapest choices."""
+"""Rows of reports: named policies beside the plan's choice, and the front of the cheapest choices."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from dataclasses import replace
 from types import MappingProxyType
 from typing import Any, Final
 
-from holdfast.remat.anatomy import Anatomy, dissect
+from holdfast.remat.analysis import ProgramAnalysis, analyse
 from holdfast.remat.checks import require_callable, require_int
 from holdfast.remat.choice import outcome
 from holdfast.remat.combine import keep_all, sample
@@ -34,53 +34,71 @@ def compare(
     shards: int = 1,
     compiled: bool = False,
 ) -> Report:
-    """What ``function`` keeps and computes with each of the policies on each of its regions; see ``plan``.
+    """A report of what ``function`` keeps and recomputes under each of several policies on all of its regions.
 
-    ``compiled``: with the compiler's account of the temporaries, which takes a compilation per row.
+    Args:
+        function: pure, of pytrees of arrays, with regions as for ``plan``.
+        args: examples of its arguments, arrays or ``jax.ShapeDtypeStruct``.
+        policies: the policies to compare, by name.
+        argnums: positions of the arguments to differentiate by.
+        shards: number of devices among which activations are divided evenly.
+        compiled: also report the compiler's temporaries, which takes one compilation per row.
+
+    Raises:
+        ValueError: the program has no region, or an argument is out of range.
+        TypeError: an argument has the wrong type.
     """
     require_callable("function", function)
     require_int("shards", shards, minimum=1)
     for name, policy in policies.items():
         require_policy(f"policies[{name!r}]", policy)
-    anatomy = dissect(function, args, argnums)
-    none = keep_all(anatomy.groups)
-    rows = [row_of(anatomy, "none", anatomy.body(none), 0, shards)]
-    rows += [named_row(anatomy, name, policy, shards) for name, policy in policies.items()]
-    bodies = [anatomy.body(none), *(anatomy.policy_body(p) for p in policies.values())]
+    analysis = analyse(function, args, argnums)
+    none = keep_all(analysis.groups)
+    rows = [row_of(analysis, "none", analysis.body(none), 0, shards)]
+    rows += [named_row(analysis, name, policy, shards) for name, policy in policies.items()]
+    bodies = [analysis.body(none), *(analysis.policy_body(p) for p in policies.values())]
     if compiled:
         rows = [
-            replace(r, compiled_bytes=compiled_bytes(b, anatomy.leaves, anatomy.active))
+            replace(r, compiled_bytes=compiled_bytes(b, analysis.leaves, analysis.active))
             for r, b in zip(rows, bodies, strict=True)
         ]
-    return Report(tuple(rows), notes=anatomy.notes(confirmed=compiled))
+    return Report(tuple(rows), notes=analysis.notes(confirmed=compiled))
 
 
-def row_of(anatomy: Anatomy, name: str, body: Body, working_bytes: int, shards: int) -> Row:
-    """The row of one body, without a compilation."""
-    found = measure(body, anatomy.program.avals, anatomy.active)
+def row_of(analysis: ProgramAnalysis, name: str, body: Body, working_bytes: int, shards: int) -> Row:
+    """The row of one choice, without a compilation.
+
+    Args:
+        analysis: the function's regions.
+        name: of the row.
+        body: the function with the choice applied.
+        working_bytes: recomputed bytes held at once, over all shards.
+        shards: number of devices among which activations are divided evenly.
+    """
+    found = measure(body, analysis.program.avals, analysis.active)
     return Row(
         name=name,
         kept_bytes=found.kept_bytes // shards,
         predicted_bytes=(found.kept_bytes + working_bytes) // shards,
         compiled_bytes=None,
-        recomputed_flops=found.flops - anatomy.everything.flops,
-        flops_ratio=found.flops / max(anatomy.everything.flops, 1),
+        recomputed_flops=found.flops - analysis.everything.flops,
+        flops_ratio=found.flops / max(analysis.everything.flops, 1),
     )
 
 
-def named_row(anatomy: Anatomy, name: str, policy: Policy, shards: int) -> Row:
-    """The row of one policy on all regions."""
-    return row_of(anatomy, name, anatomy.policy_body(policy), _working_bytes(anatomy, policy), shards)
+def named_row(analysis: ProgramAnalysis, name: str, policy: Policy, shards: int) -> Row:
+    """The row of one policy on all regions, without a compilation. Arguments as for ``row_of``."""
+    return row_of(analysis, name, analysis.policy_body(policy), _working_bytes(analysis, policy), shards)
 
 
-def _working_bytes(anatomy: Anatomy, policy: Policy) -> int:
-    """What is back at once under a policy while the backward pass of one region runs."""
-    graphs = [group.graph for group in anatomy.groups]
+def _working_bytes(analysis: ProgramAnalysis, policy: Policy) -> int:
+    """Bytes recomputed and held at once under a policy, while the backward pass of one region runs."""
+    graphs = [group.graph for group in analysis.groups]
     return max(outcome(graph, kept_by(graph, policy)).working_bytes for graph in graphs)
 
 
 def kept_by(graph: Graph, policy: Policy) -> frozenset[int]:
-    """The values of a region that a policy keeps. What it moves to the host has to come back, so it is not kept here."""
+    """Indices of the values that a policy keeps on the device; values that it moves to the host are not among them."""
     answer = policy.jax_policy()
     keep: set[int] = set()
     for index, value in enumerate(graph.values):
@@ -88,7 +106,7 @@ def kept_by(graph: Graph, policy: Policy) -> frozenset[int]:
         if operation is None:
             continue
         eqn = operation.equation
-        if eqn is None:  # a value with a name is the value before it was named
+        if eqn is None:  # naming a value makes no new one
             named = operation.inputs and operation.inputs[0] in keep
         else:
             case = answer(eqn.primitive, *[v.aval for v in eqn.invars], **eqn.params)
@@ -98,10 +116,10 @@ def kept_by(graph: Graph, policy: Policy) -> frozenset[int]:
     return frozenset(keep)
 
 
-def front_of(anatomy: Anatomy) -> list[tuple[int, int]]:
-    """(Predicted bytes, recomputed FLOPs) of the cheapest choices from the fewest bytes to all; over all shards."""
-    found = sample(anatomy.groups, points=_FRONT_POINTS, seconds=_FRONT_SECONDS)
-    points = sorted({(s.total_bytes + anatomy.fixed_bytes, s.flops) for s in found})
+def front_of(analysis: ProgramAnalysis) -> list[tuple[int, int]]:
+    """(Predicted bytes, recomputed FLOPs) of the cheapest choices, from the fewest bytes to all; over all shards."""
+    found = sample(analysis.groups, points=_FRONT_POINTS, seconds=_FRONT_SECONDS)
+    points = sorted({(s.total_bytes + analysis.fixed_bytes, s.flops) for s in found})
     front: list[tuple[int, int]] = []
     for point in points:
         if not front or point[1] < front[-1][1]:
