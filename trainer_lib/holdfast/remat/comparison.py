@@ -87,7 +87,14 @@ def row_of(analysis: ProgramAnalysis, name: str, body: Body, working_bytes: int,
 
 
 def named_row(analysis: ProgramAnalysis, name: str, policy: Policy, shards: int) -> Row:
-    """The row of one policy on all regions, without a compilation. Arguments as for ``row_of``."""
+    """The row of one policy on all regions, without a compilation.
+
+    Args:
+        analysis: the function's regions.
+        name: of the row.
+        policy: the policy of every region.
+        shards: number of devices among which activations are divided evenly.
+    """
     return row_of(analysis, name, analysis.policy_body(policy), _working_bytes(analysis, policy), shards)
 
 

@@ -77,9 +77,12 @@ def named(closed: core.ClosedJaxpr, keep: frozenset[str] | None) -> Body:
 
 
 def kept_only(closed: core.ClosedJaxpr, keep: frozenset[str], *, in_scan: bool) -> Body:
-    """The program under ``jax.checkpoint``: it keeps its inputs and the results named in ``keep``.
+    """The program under ``jax.checkpoint``.
 
-    Inside a scan (``in_scan``) it has no barriers against common-subexpression elimination, which are not needed there.
+    Args:
+        closed: the program.
+        keep: names of the results that it keeps besides its inputs.
+        in_scan: whether it runs inside a scan, where it needs no barriers against common-subexpression elimination.
     """
     policy = jax.checkpoint_policies.save_only_these_names(*sorted(keep))
     return jax.checkpoint(named(closed, keep), policy=policy, prevent_cse=not in_scan)

@@ -39,7 +39,13 @@ def measure(body: Body, avals: Sequence[Any], active: Sequence[bool]) -> Traced:
 
 
 def kept_bytes(body: Body, avals: Sequence[Any], active: Sequence[bool]) -> int:
-    """Bytes that a flat function keeps for its gradient besides its inputs and outputs, by a trace; see ``measure``."""
+    """Bytes that a flat function keeps for its gradient besides its inputs and outputs, by a trace.
+
+    Args:
+        body: a function of flat inputs.
+        avals: their shapes and dtypes.
+        active: which inputs to differentiate by.
+    """
     place = [i for i, a in enumerate(active) if a]
 
     def forward(*values: Any) -> Any:

@@ -65,7 +65,15 @@ class _Finder:
     def walk(
         self, closed: core.ClosedJaxpr, inputs: Sequence[Input], *, repeats: int, once: int, path: Path
     ) -> list[Input]:
-        """Add the regions of a program and return what is known about its outputs."""
+        """Add the regions of a program and return what is known about its outputs.
+
+        Args:
+            closed: the program.
+            inputs: what is known about its inputs.
+            repeats: how often it runs in one run of the outermost program.
+            once: how often a value is computed that is the same in every iteration of the innermost scan.
+            path: where it is in the outermost program.
+        """
         env: dict[Any, Input] = dict.fromkeys(closed.jaxpr.constvars, Input(varied=False, held=0, stable=True))
         env.update(zip(closed.jaxpr.invars, inputs, strict=True))
 

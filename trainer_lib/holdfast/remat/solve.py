@@ -136,9 +136,15 @@ class Model:
         return Solution(choices, max(bound - 2 * _TIE, 0.0) * self._unit_flops)
 
     def cheapest(self, price: float, working_price: float, *, seconds: float) -> Solution | None:
-        """Minimise FLOPs plus ``price`` per kept byte plus ``working_price`` per working byte, without a cap.
+        """Minimise FLOPs plus the prices of kept and working bytes, without a cap.
 
-        ``seconds`` limits the search. ``bound_flops`` of the solution bounds this sum. None if none was found in time.
+        Args:
+            price: FLOPs per kept byte.
+            working_price: FLOPs per working byte.
+            seconds: limit of the search.
+
+        Returns:
+            The solution, whose ``bound_flops`` is a lower bound of this sum; None if none was found in time.
         """
         unit = max(self._unit_flops, price * self._unit_bytes)
         objective = np.append(self._flops + price * self._kept, working_price * self._unit_bytes) / unit

@@ -165,7 +165,13 @@ def bind(eqn: core.JaxprEqn, inputs: Sequence[Any]) -> Sequence[Any]:
 
 
 def scan_again(eqn: core.JaxprEqn, step: Body, inputs: Sequence[Any]) -> Sequence[Any]:
-    """The scan of ``eqn`` on ``inputs`` with ``step`` as its body."""
+    """A scan with another body.
+
+    Args:
+        eqn: the scan.
+        step: the new body, from flat inputs to flat outputs like the old one.
+        inputs: the scan's flat inputs.
+    """
     consts_count, carry_count = eqn.params["num_consts"], eqn.params["num_carry"]
     consts, carry = inputs[:consts_count], inputs[consts_count : consts_count + carry_count]
     xs = inputs[consts_count + carry_count :]
@@ -180,7 +186,13 @@ def scan_again(eqn: core.JaxprEqn, step: Body, inputs: Sequence[Any]) -> Sequenc
 
 
 def constrained(eqn: core.JaxprEqn, body: Body, inputs: Sequence[Any]) -> Sequence[Any]:
-    """``body`` in place of the call ``eqn`` on ``inputs``, with the shardings that the call requires."""
+    """A call with another body, under the shardings that the call requires.
+
+    Args:
+        eqn: the call.
+        body: the new body.
+        inputs: the call's flat inputs.
+    """
 
     def apply(values: Sequence[Any], which: str) -> list[Any]:
         shardings = eqn.params.get(which) or [None] * len(values)

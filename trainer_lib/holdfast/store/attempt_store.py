@@ -24,8 +24,8 @@ from holdfast.store.read.restore import Restore, restore_prefix
 from holdfast.store.read.restored import Restored
 from holdfast.store.store_settings import StoreSettings, Unpinned
 from holdfast.store.write import snapshot
-from holdfast.store.write.preparation import Preparation, Prepared
 from holdfast.store.write.save import SaveContext, SaveJob, save_prefix
+from holdfast.store.write.save_preparation import Preparation, Prepared
 from holdfast.store.write.save_work import SaveWork
 from holdfast.store.write.step_files import RankPart
 from holdfast.store.write.writers import writer_for

@@ -110,12 +110,26 @@ def verify_files(folder: Path, entries: Sequence[FileEntry], *, threads: int, tr
 
 
 def verify_digests(folder: Path, entries: Sequence[FileEntry], *, threads: int, transient_seconds: float) -> None:
-    """Read and hash all files. Arguments and errors are those of ``verify_files``."""
+    """Read and hash all files.
+
+    Args:
+        folder, entries, threads, transient_seconds: as for ``verify_files``.
+
+    Raises:
+        DamagedFileError, OSError: as ``verify_files``.
+    """
     _check_all(_check_digest, folder, entries, threads=threads, transient_seconds=transient_seconds)
 
 
 def verify_sizes(folder: Path, entries: Sequence[FileEntry], *, threads: int, transient_seconds: float) -> None:
-    """Check that all files exist and have the listed size, without reading them. Otherwise as ``verify_files``."""
+    """Check that all files exist and have the listed size, without reading them.
+
+    Args:
+        folder, entries, threads, transient_seconds: as for ``verify_files``.
+
+    Raises:
+        DamagedFileError, OSError: as ``verify_files``.
+    """
     few = len(entries) < _FEW_FILES
     _check_all(_check_size, folder, entries, threads=1 if few else threads, transient_seconds=transient_seconds)
 
@@ -164,9 +178,12 @@ def _refuse_linked_folders(folder: Path, relative: str) -> None:
 
 
 def mapped(function: Callable[[T], R], items: Sequence[T], *, threads: int) -> list[R]:
-    """The results of ``function`` for all ``items``, in order, computed on up to ``threads`` threads.
+    """The results of a function for all items, in order. The first error is raised.
 
-    Threads help because hashing and reading release the interpreter's lock. The first error is raised.
+    Args:
+        function: reads or hashes, both of which release the interpreter's lock.
+        items: its arguments.
+        threads: how many calls run at once.
     """
     if len(items) < 2 or threads < 2:
         return [function(item) for item in items]

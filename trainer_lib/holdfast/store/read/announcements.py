@@ -38,7 +38,13 @@ class Announcement:
 
 
 def announce(coordination: Coordination, key: str, announcement: Announcement) -> Announcement:
-    """Publish under ``key``, which is written once; returns the announcement, on which rank 0 acts like every rank."""
+    """Publish an announcement and return it, because rank 0 acts on it like every other rank.
+
+    Args:
+        coordination: the key-value store of the ranks.
+        key: below the restore's own prefix, one per round; it can be written once.
+        announcement: what every rank does next.
+    """
     coordination.create(key, codec.encode(announcement).decode())
     return announcement
 

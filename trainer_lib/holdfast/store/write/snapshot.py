@@ -20,7 +20,7 @@ from holdfast.store.write.arena import ALIGNMENT_BYTES, Arena, Octets, rounded_u
 from holdfast.store.write.direct_io import blocks_of, gathered_blocks
 from holdfast.store.write.host_copies import copy_to_host, digests_of, on_cpu
 from holdfast.store.write.layout import ShardPlacement, StateLayout, data_of
-from holdfast.store.write.preparation import Prepared
+from holdfast.store.write.save_preparation import Prepared
 from holdfast.store.write.tree_copy import TreeCopy, copy_tree
 
 __all__ = ["Arena", "Image", "Snapshot", "TreeCopy", "take"]

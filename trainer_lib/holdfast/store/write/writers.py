@@ -12,7 +12,7 @@ import xxhash
 from holdfast.store.format import fs, orbax_records
 from holdfast.store.format.orbax_records import INDEX_FILE, NODES_FOLDER, SHARDING_FILE, TREE_FILE
 from holdfast.store.write import direct_io
-from holdfast.store.write.preparation import Prepared
+from holdfast.store.write.save_preparation import Prepared
 from holdfast.store.write.snapshot import Image, Snapshot, TreeCopy
 from holdfast_contract.manifest import FileEntry
 
