@@ -22,7 +22,7 @@ def require_names(where: str, names: Iterable[object], *, empty_allowed: bool = 
         TypeError: ``names`` is a single string.
     """
     if isinstance(names, str):
-        raise TypeError(f"{where}: found the single string {names!r}, allowed: one argument per name")
+        raise TypeError(f"{where}: found the single string {names!r}, allowed: several names, one argument each")
     found = list(names)
     for name in found:
         if not isinstance(name, str) or not name:
