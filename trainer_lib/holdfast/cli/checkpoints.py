@@ -131,5 +131,5 @@ def _seal(arguments: argparse.Namespace) -> int:
     for ref in sealed:
         print(f"sealed step {ref.step}, manifest {ref.digest}")
     if not sealed:
-        print("nothing to seal: every finished step has its manifest")
+        print("nothing to seal: every finished step has a manifest")
     return 0

@@ -42,7 +42,7 @@ class Coordination(Protocol):
         """All keys below ``prefix`` (a folder, with or without its final slash), by full key."""
 
     def delete(self, key: str) -> None:
-        """Remove ``key`` (with or without a final slash) and everything below it. Absence is no error."""
+        """Remove ``key`` (with or without a final slash) and everything below it. A missing key is no error."""
 
     def barrier(self, name: str, timeout_seconds: float) -> None:
         """Return when every process has called with this name, which can be used once. Raises TimeoutError."""

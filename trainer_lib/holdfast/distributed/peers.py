@@ -37,7 +37,7 @@ class Peers:
         if self._coordination.process_count > 1:
             threading.Thread(target=self._watch, name="holdfast-peers", daemon=True).start()
 
-    def say_goodbye(self, error: BaseException) -> None:
+    def report_failure(self, error: BaseException) -> None:
         """Report to the other ranks that this rank fails. Never raises."""
         self._ending.set()
         self._publish(f"process {self._coordination.process_index} ended: {type(error).__name__}: {error}")

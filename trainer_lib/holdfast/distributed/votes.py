@@ -18,7 +18,7 @@ from holdfast.distributed.coordination import Coordination
 from holdfast_contract import codec
 
 _CHUNK_CHARACTERS: Final = 256 * 1024
-"""A coordination service takes values of some megabytes; lists of many files are longer."""
+"""Longest value of one key: the service accepts a few megabytes, and lists of many files are longer."""
 _FIRST_PAUSE_SECONDS: Final = 0.001
 _LONGEST_PAUSE_SECONDS: Final = 0.05
 
@@ -124,7 +124,7 @@ class Ballot:
 
 
 def first_problem(votes: tuple[Vote, ...]) -> Vote | None:
-    """The vote to blame, if any: of several the lowest rank's."""
+    """The vote of the lowest rank that has a problem; None if no vote has one."""
     return min((v for v in votes if v.problem), key=lambda v: v.rank, default=None)
 
 

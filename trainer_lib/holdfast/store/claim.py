@@ -75,9 +75,8 @@ def claim_run(claim: RunClaim, coordination: Coordination, *, take_over: bool, s
         _cast(opening, claim, lambda: f"{_open(claim, take_over=take_over)} {claim.title}")
     token, _, title = _payload_of_rank_0(opening, claim, deadline=deadline).partition(" ")
     if title != claim.title:
-        raise errors.WrongWorld(
-            expected=claim.title, found=title
-        )  # without a vote, because these ranks are not our peers
+        # Without a vote, because these ranks are not our peers.
+        raise errors.WrongWorld(expected=claim.title, found=title)
     if not coordination.create(f"store/claim/rank/{coordination.process_index}", ""):
         raise errors.Superseded(
             claim.folder.root,

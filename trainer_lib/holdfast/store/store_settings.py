@@ -43,9 +43,7 @@ class StoreSettings:
     transient_seconds: float = 60.0  # how long a transient error (EIO, ESTALE ...) is retried when reading
     visible_seconds: float = 10.0  # time for one rank's file to appear on another (attribute caches)
     io_threads: int = 4  # per process, for digests
-    writer: WriterName = (
-        "direct"  # "direct": past the page cache, and Orbax for what it cannot write; "orbax": always Orbax
-    )
+    writer: WriterName = "direct"  # "direct": past the page cache, Orbax for what it cannot write; "orbax": always
     check_saves: bool = False  # read array data back and compare it with memory before a save is valid
     poison_after: int = 0  # skip a checkpoint from which this many attempts continued without saving one; 0: never
 

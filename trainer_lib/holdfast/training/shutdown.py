@@ -128,7 +128,7 @@ def end_by(error: BaseException, journal: Journal, parts: Parts | None) -> None:
     _tell(journal)
     if journal.crowded and (lost or not _leaves_together(error, parts)):
         if parts is not None:
-            parts.peers.say_goodbye(error)
+            parts.peers.report_failure(error)
         leave_at_once(error, exit_code_of(error), _in_order(parts) if parts is not None and _is_shared(error) else None)
     if parts is not None:
         parts.close()

@@ -95,9 +95,9 @@ class Candidates:
         if not limit:
             yield from entries
             return
-        barren = poison.barren_attempts(self.folder, before=self.attempt)
+        without_checkpoint = poison.attempts_without_checkpoint(self.folder, before=self.attempt)
         for entry in entries:
-            attempts = barren.get(entry.ref, ()) if isinstance(entry, Found) else ()
+            attempts = without_checkpoint.get(entry.ref, ()) if isinstance(entry, Found) else ()
             if len(attempts) < limit or isinstance(entry, Rejection):
                 yield entry
                 continue

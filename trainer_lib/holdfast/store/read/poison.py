@@ -46,7 +46,7 @@ class RestoreNote:
             logger.warning("the record of the checkpoint that this attempt continued from was not deleted: %s", error)
 
 
-def barren_attempts(folder: RunFolder, *, before: int) -> dict[CheckpointRef, tuple[int, ...]]:
+def attempts_without_checkpoint(folder: RunFolder, *, before: int) -> dict[CheckpointRef, tuple[int, ...]]:
     """By checkpoint, the attempts below ``before`` that continued from it and saved nothing. Raises OSError.
 
     A note that cannot be read is ignored: only a clear record counts against a checkpoint.

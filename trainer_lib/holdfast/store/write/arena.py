@@ -106,7 +106,6 @@ def _mapped(nbytes: int) -> Octets:
     with contextlib.suppress(OSError, AttributeError):  # systems without huge pages
         memory.madvise(mmap.MADV_HUGEPAGE)
     whole = np.frombuffer(memory, np.uint8)
-    whole[::PAGE_BYTES] = (
-        0  # faults in every page, as madvise would; but Python's madvise call blocks all other threads
-    )
+    # Faults in every page, as madvise would; but Python's madvise call blocks all other threads.
+    whole[::PAGE_BYTES] = 0
     return whole

@@ -44,8 +44,10 @@ class StoredArray:
         for place in itertools.product(*grids):
             key = _prefix(self.name) + (".".join(map(str, place)) or "0")
             value = self.index.get(key)
-            length = -1 if value is None else len(value) if isinstance(value, bytes) else value.length
-            if value is None or length != expected:
+            if value is None:
+                raise NotUnderstoodError(f"{key}: found no chunk, allowed: one of {expected} bytes")
+            length = len(value) if isinstance(value, bytes) else value.length
+            if length != expected:
                 raise NotUnderstoodError(f"{key}: found {length} bytes, allowed: {expected}")
             yield StoredChunk(tuple((i * c, (i + 1) * c) for i, c in zip(place, self.chunk_shape, strict=True)), value)
 
