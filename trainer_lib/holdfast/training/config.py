@@ -17,7 +17,7 @@ from holdfast.policies.failure_rate import UNOBSERVED
 from holdfast.policies.job_rules import JobRules, rules_from_json
 from holdfast.policies.keep_rules import KeepRule
 from holdfast.policies.save_rules import SavePolicy
-from holdfast.store.settings import WriterName
+from holdfast.store.store_settings import WriterName
 from holdfast_contract import codec, keys
 from holdfast_contract.manifest import CheckpointRef, Owner
 from holdfast_contract.sync import FailureHistory

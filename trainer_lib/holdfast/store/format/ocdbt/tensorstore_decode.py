@@ -7,25 +7,25 @@ from typing import Any, Final
 
 import tensorstore
 
-from holdfast.store.format.ocdbt.decode import Extent, Node, NodeRef, NotUnderstoodError, Value
+from holdfast.store.format.ocdbt.decode import BTreeNode, Extent, NodeRef, NotUnderstoodError, Value
 
 _MANIFEST: Final = "manifest.ocdbt"
 _NODE: Final = "node"
 
 
 def decode_manifest(data: bytes) -> NodeRef | None:
-    """As ``decode.decode_manifest``."""
+    """The root of the newest version, as ``decode.decode_manifest`` returns it. Raises NotUnderstoodError."""
     versions = _dumped(_MANIFEST, data)["versions"]
     root = versions[-1]["root"]
     return _node_ref(root["location"], "", b"") if "location" in root else None
 
 
-def decode_node(data: bytes, ref: NodeRef) -> Node:
-    """As ``decode.decode_node``."""
+def decode_node(data: bytes, ref: NodeRef) -> BTreeNode:
+    """What a node holds, as ``decode.decode_node`` returns it. Raises NotUnderstoodError."""
     entries = _dumped(_NODE, data, f"btreenode::{_NODE}:0:{len(data)}")["entries"]
     if "location" in entries[0]:
-        return Node((), tuple(_child(entry, ref) for entry in entries))
-    return Node(tuple((ref.prefix + entry["key"], _value(entry, ref)) for entry in entries), ())
+        return BTreeNode((), tuple(_child(entry, ref) for entry in entries))
+    return BTreeNode(tuple((ref.prefix + entry["key"], _value(entry, ref)) for entry in entries), ())
 
 
 def _dumped(name: str, data: bytes, node: str | None = None) -> Any:
@@ -33,7 +33,7 @@ def _dumped(name: str, data: bytes, node: str | None = None) -> Any:
         store = tensorstore.KvStore.open({"driver": "memory"}).result()
         store.write(name, data).result()
         return tensorstore.ocdbt.dump(store, node).result()
-    except ValueError as error:  # what it raises for everything
+    except ValueError as error:  # TensorStore raises it for every error
         raise NotUnderstoodError(str(error)) from error
 
 

@@ -1,7 +1,7 @@
-"""What the forward pass keeps for the backward pass: frozen values, each of which becomes a policy of ``jax.checkpoint``.
+"""Policies: what the forward pass keeps for the backward pass. Each becomes a policy of ``jax.checkpoint``.
 
-A policy answers for every value that is computed inside a checkpointed function: keep it, move it to the host's memory,
-or compute it again when the backward pass needs it. The inputs of the function are always kept.
+A policy decides for every value computed inside a checkpointed function: keep it, move it to host memory, or recompute it
+when the backward pass needs it. The inputs of the function are always kept.
 """
 
 from __future__ import annotations
@@ -36,36 +36,36 @@ _offload_dots: Final[Callable[..., JaxPolicy]] = _KNOWN.offload_dot_with_no_batc
 
 @runtime_checkable
 class Policy(Protocol):
-    """What is kept."""
+    """What a checkpointed function keeps."""
 
     def jax_policy(self) -> JaxPolicy:
-        """The same as an argument of ``jax.checkpoint``."""
+        """The policy as ``jax.checkpoint`` takes it."""
 
 
 @dataclass(frozen=True)
 class Everything:
-    """Keep all that the backward pass needs, as without rematerialisation."""
+    """Keep everything that the backward pass needs, as without rematerialisation."""
 
     def jax_policy(self) -> JaxPolicy:
-        """Yes to all."""
+        """Keeps every value."""
         return _EVERYTHING
 
 
 @dataclass(frozen=True)
 class Nothing:
-    """Keep the inputs alone and compute everything else again: least memory, one more forward pass."""
+    """Keep only the inputs and recompute everything else: the least memory, for one more forward pass."""
 
     def jax_policy(self) -> JaxPolicy:
-        """No to all."""
+        """Keeps no value."""
         return _NOTHING
 
 
 @dataclass(frozen=True)
 class Dots:
-    """Keep results of matrix products and convolutions. Without ``batch`` only those of products with no batch dimension.
+    """Keep results of matrix products and convolutions; without ``batch``, only of products without a batch dimension.
 
-    Products of activations and weights have no batch dimension, those of attention have, and grow with the square of the
-    sequence's length.
+    Products of activations with weights have no batch dimension. Those of attention have one, and grow with the square of
+    the sequence length.
     """
 
     batch: bool = True
@@ -75,7 +75,7 @@ class Dots:
             raise TypeError(f"dots.batch: found {self.batch!r}, allowed: True or False")
 
     def jax_policy(self) -> JaxPolicy:
-        """By primitive and dimension numbers."""
+        """Decides by primitive and dimension numbers."""
         return _DOTS if self.batch else _DOTS_WITHOUT_BATCH
 
 
@@ -95,7 +95,7 @@ class Names:
             raise ValueError("names: found no name, allowed: one or more names given to checkpoint_name")
 
     def jax_policy(self) -> JaxPolicy:
-        """By name."""
+        """Decides by name."""
         if not self.offload:
             return _only_names(*sorted(self.save))
         return _names_or_offload(
@@ -108,7 +108,7 @@ class Names:
 
 @dataclass(frozen=True)
 class NamesBut:
-    """Keep every named value except these. Values without a name are computed again."""
+    """Keep every named value except these. Values without a name are recomputed."""
 
     dropped: frozenset[str]
 
@@ -116,16 +116,16 @@ class NamesBut:
         require_names("names_but", self.dropped)
 
     def jax_policy(self) -> JaxPolicy:
-        """By name. JAX's ``save_anything_except_these_names`` sounds alike and keeps everything, names or not."""
+        """Decides by name. JAX's ``save_anything_except_these_names`` sounds similar but keeps everything, named or not."""
         return _any_names_but(*sorted(self.dropped))
 
 
 @dataclass(frozen=True)
 class OffloadDots:
-    """Move results of matrix products without batch dimension to the host's memory; compute the rest again."""
+    """Move results of matrix products without a batch dimension to host memory; recompute the rest."""
 
     def jax_policy(self) -> JaxPolicy:
-        """By primitive and dimension numbers."""
+        """Decides by primitive and dimension numbers."""
         return _offload_dots(_DEVICE, _HOST)
 
 
@@ -139,7 +139,7 @@ class Where:
         require_callable("where.predicate", self.predicate)
 
     def jax_policy(self) -> JaxPolicy:
-        """By the predicate, whose answer must be a bool: a forgotten ``return`` would silently keep nothing."""
+        """Decides by the predicate, which must return a bool: a forgotten ``return`` would silently keep nothing."""
 
         def policy(primitive: Any, *avals: Any, **params: Any) -> bool:
             answer = self.predicate(primitive.name, avals, params)
@@ -151,8 +151,8 @@ class Where:
 
 
 @dataclass(frozen=True)
-class AnyOf:
-    """Keep what one of the policies keeps. The first that keeps a value or moves it to the host decides which."""
+class AnyOfPolicies:
+    """Keep what any of the policies keeps. The first policy that keeps a value, or moves it to the host, decides."""
 
     policies: tuple[Policy, ...]
 
@@ -163,9 +163,9 @@ class AnyOf:
             require_policy("any_of", policy)
 
     def jax_policy(self) -> JaxPolicy:
-        """In order. JAX's ``save_from_both_policies`` refuses policies that offload."""
+        """Asks the policies in order. JAX's ``save_from_both_policies`` refuses policies that offload."""
         answers = [p.jax_policy() for p in self.policies]
-        recompute = OffloadDots().jax_policy()(None)  # JAX's answer for "compute again" has no public name
+        recompute = OffloadDots().jax_policy()(None)  # JAX's answer for "recompute" has no public name
 
         def policy(primitive: Any, *avals: Any, **params: Any) -> Any:
             for answer in answers:
@@ -178,22 +178,22 @@ class AnyOf:
 
 
 def everything() -> Everything:
-    """Keep all, as without rematerialisation."""
+    """Keep everything, as without rematerialisation."""
     return Everything()
 
 
 def nothing() -> Nothing:
-    """Keep the inputs alone."""
+    """Keep only the inputs."""
     return Nothing()
 
 
 def dots(*, batch: bool = True) -> Dots:
-    """Keep results of matrix products; without ``batch`` only those that have no batch dimension."""
+    """Keep results of matrix products and convolutions; without ``batch``, only of products without a batch dimension."""
     return Dots(batch)
 
 
 def names(*save: str, offload: tuple[str, ...] = ()) -> Names:
-    """Keep values by the name given to ``checkpoint_name``; those in ``offload`` in the host's memory."""
+    """Keep values by the name given to ``checkpoint_name``, those in ``offload`` in host memory. Raises ValueError."""
     return Names(
         require_names("names.save", save, empty_allowed=True),
         require_names("names.offload", offload, empty_allowed=True),
@@ -206,7 +206,7 @@ def names_but(*dropped: str) -> NamesBut:
 
 
 def offload_dots() -> OffloadDots:
-    """Move results of matrix products without batch dimension to the host."""
+    """Move results of matrix products without a batch dimension to host memory."""
     return OffloadDots()
 
 
@@ -215,13 +215,13 @@ def where(predicate: Predicate) -> Where:
     return Where(predicate)
 
 
-def any_of(*policies: Policy) -> AnyOf:
-    """Keep what one of the policies keeps."""
-    return AnyOf(policies)
+def any_of(*policies: Policy) -> AnyOfPolicies:
+    """Keep what any of the policies keeps."""
+    return AnyOfPolicies(policies)
 
 
 def require_policy(where: str, value: object) -> Policy:
-    """The value. Raises TypeError unless it is a policy of this module."""
+    """``value``, the argument named ``where``. Raises TypeError unless it is a policy of this module."""
     if isinstance(value, type) or not isinstance(value, Policy):
         allowed = "everything(), nothing(), dots(), names(), names_but(), offload_dots(), where() or any_of()"
         raise TypeError(f"{where}: found {value!r:.100}, allowed: {allowed}")

@@ -1,4 +1,4 @@
-"""Leaves of a stored state read by name, without a program that knows the state's structure."""
+"""Values of stored leaves by name, without a program that knows the state's structure."""
 
 from __future__ import annotations
 
@@ -16,13 +16,13 @@ from holdfast.state.leaves import Leaf, LeafKind
 from holdfast.state.structure import is_key
 
 BATCH_BYTES: Final = 256 * 1024 * 1024
-"""Two checkpoints are compared so many bytes at a time, so that they need not fit into memory together."""
+"""Two checkpoints are compared this many bytes at a time, because both together may not fit into memory."""
 _KEY_KINDS: Final = {"key<fry>": "threefry2x32", "key<rbg>": "rbg", "key<urbg>": "unsafe_rbg"}
 _SCALARS: Final[dict[str, Any]] = {"bool": False, "int": 0, "float": 0.0}
 
 
 def abstract_leaf(leaf: Leaf) -> Any:
-    """What to ask the reader for, to get the leaf as it was kept; arrays come on the default device."""
+    """The abstract leaf that makes the reader return the leaf as it was saved; arrays are placed on the default device."""
     if leaf.kind is LeafKind.SCALAR:
         return _SCALARS[leaf.dtype]
     if leaf.kind is LeafKind.KEY:
@@ -38,12 +38,12 @@ def abstract_leaf(leaf: Leaf) -> Any:
 
 
 def read_raw(contents: Contents, leaves: Mapping[str, Leaf]) -> dict[str, npt.NDArray[Any]]:
-    """The numbers of some leaves of a checkpoint, by name; of keys their data."""
-    wanted = {
+    """The values of some leaves of a checkpoint, by name; of PRNG keys their data."""
+    requested = {
         name: np.empty(leaf.shape, jnp.dtype(leaf.dtype)) if leaf.kind is LeafKind.ARRAY else abstract_leaf(leaf)
         for name, leaf in leaves.items()
     }
-    return {name: _raw(value) for name, value in contents.read(wanted).items()}
+    return {name: _raw(value) for name, value in contents.read(requested).items()}
 
 
 def batches(leaves: Mapping[str, Leaf]) -> Iterator[dict[str, Leaf]]:

@@ -1,11 +1,11 @@
-"""The position of a data iterator, as bytes of one process.
+"""The position of a data iterator, as bytes, one per process.
 
-Any object with ``get_state()`` and ``set_state(state)`` will do, Grain's iterators among them. The state may be bytes
-or anything that JSON holds without loss.
+Any object with ``get_state()`` and ``set_state(state)`` works, for example Grain's iterators. The state is bytes, or a value
+that JSON represents without loss.
 
-A position belongs to a process of a world of a certain size: with another number of processes it names other data. So it
-is given back only where the number is the same; elsewhere the iterator must say itself what all positions together mean,
-by ``reposition(states)``, or the restore is refused.
+A position is valid only for the number of processes it was saved with; with another number it names other data. With the same
+number, each process gets its own position back. With another number, the iterator must interpret all old positions together
+in ``reposition(states)``, otherwise the restore is refused.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ from holdfast.errors import RestoreError
 
 @runtime_checkable
 class DataIterator(Protocol):
-    """An iterator that can say where it is and be put there again."""
+    """An iterator that can return its position and be set to it again."""
 
     def get_state(self) -> Any: ...
     def set_state(self, state: Any) -> None: ...
@@ -28,14 +28,14 @@ class DataIterator(Protocol):
 
 @runtime_checkable
 class Repositionable(DataIterator, Protocol):
-    """An iterator that can go on from the positions of a world with another number of processes."""
+    """An iterator that can continue from the positions of another number of processes."""
 
     def reposition(self, states: Sequence[Any]) -> None:
-        """Go on after everything that the processes in the positions ``states`` have consumed, and nothing else."""
+        """Continue after exactly the data that the processes at the positions ``states`` have consumed."""
 
 
 def require_iterator(data: object) -> None:
-    """Raises TypeError unless ``data`` is None or can tell and take its position."""
+    """Raise TypeError unless ``data`` is None or has ``get_state`` and ``set_state``."""
     if data is not None and not isinstance(data, DataIterator):
         raise TypeError(
             f"data: found {type(data).__name__}, allowed: an object with get_state() and set_state(state), or None"
@@ -43,10 +43,10 @@ def require_iterator(data: object) -> None:
 
 
 def capture(data: DataIterator | None) -> bytes | None:
-    """The iterator's position now, None if there is no iterator.
+    """The iterator's position as bytes; None if there is no iterator.
 
     Raises:
-        TypeError: get_state() returned what neither is bytes nor survives JSON.
+        TypeError: get_state() returned neither bytes nor a value that JSON represents without loss.
     """
     if data is None:
         return None
@@ -59,16 +59,21 @@ def capture(data: DataIterator | None) -> bytes | None:
         raise TypeError(f"data.get_state(): found {type(state).__name__} ({error}), allowed: bytes or JSON") from None
     if json.loads(text)["json"] != state:
         raise TypeError(
-            f"data.get_state(): found {state!r:.200}, which JSON changes; allowed: bytes, or what JSON keeps"
+            f"data.get_state(): found {state!r:.200}, which JSON changes; allowed: bytes, or a value that JSON represents without loss"
         )
     return text.encode()
 
 
 def reinstate(data: DataIterator | None, stored: bytes | None, *, checkpoint: str) -> None:
-    """Put the iterator where ``stored`` says.
+    """Set the iterator to a stored position.
+
+    Args:
+        data: the iterator of this process.
+        stored: the position that this process saved.
+        checkpoint: name of the checkpoint, for errors.
 
     Raises:
-        RestoreError: only one of iterator and stored position is there, or the position cannot be read.
+        RestoreError: only one of iterator and position exists, or the position cannot be read.
     """
     if data is None and stored is None:
         return
@@ -79,10 +84,16 @@ def reinstate(data: DataIterator | None, stored: bytes | None, *, checkpoint: st
 def reinstate_elsewhere(
     data: DataIterator | None, stored: Sequence[bytes | None], *, process_count: int, checkpoint: str
 ) -> None:
-    """Put the iterator of a process among ``process_count`` where the positions of another number of processes say.
+    """Set the iterator from the positions of another number of processes.
+
+    Args:
+        data: the iterator of this process.
+        stored: the positions of all processes that saved, by their numbers then.
+        process_count: the number of processes now.
+        checkpoint: name of the checkpoint, for errors.
 
     Raises:
-        RestoreError: as ``reinstate``, or the iterator cannot do that.
+        RestoreError: as ``reinstate``, or the iterator has no ``reposition``.
     """
     if data is None and not any(stored):
         return
@@ -90,8 +101,8 @@ def reinstate_elsewhere(
     if not isinstance(data, Repositionable):
         raise RestoreError(
             f"{checkpoint}: holds the data positions of {len(stored)} process(es), this run has {process_count}, and "
-            f"{type(data).__name__} cannot say what they mean there; start {len(stored)} process(es), or give the "
-            "iterator a method reposition(states), which takes all old positions"
+            f"{type(data).__name__} cannot convert them; start {len(stored)} process(es), or give the iterator a method "
+            "reposition(states), which gets all old positions"
         )
     data.reposition(states)
 

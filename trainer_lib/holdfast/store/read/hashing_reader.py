@@ -1,4 +1,4 @@
-"""One pass over a checkpoint's file: every byte is hashed, and what is wanted lands where it is wanted."""
+"""One pass over a checkpoint's file that hashes every byte and puts requested spans into their target memory."""
 
 from __future__ import annotations
 
@@ -15,13 +15,15 @@ import xxhash
 from holdfast.store.format.regular import fill, opened
 
 _BLOCK_BYTES: Final = 1024 * 1024
-"""Small enough to be still in the processor's cache when it is hashed."""
+"""Small enough to be in the processor's cache still when it is hashed."""
 
 
 @dataclass(frozen=True)
-class Piece:
-    """Bytes of a file that are wanted. ``make`` gives the memory for them, when reading them begins; ``finish`` is
-    called once they are there. Both may be called again when a read is repeated.
+class ReadSpan:
+    """A range of a file to read: ``length`` bytes at ``offset``.
+
+    ``make`` returns the memory for them when reading begins; ``finish`` is called once they are in it. Both are called
+    again when a read is repeated.
     """
 
     offset: int
@@ -31,32 +33,44 @@ class Piece:
 
     @property
     def stop(self) -> int:
-        """Behind its last byte."""
+        """Offset of the first byte after the span."""
         return self.offset + self.length
 
 
-def read_pieces(path: Path, size: int, pieces: Sequence[Piece], *, threads: int, whole: bool) -> str:
-    """Fill the pieces, which must not overlap and are in order; with ``whole``, read all ``size`` bytes.
+def read_spans(path: Path, size: int, spans: Sequence[ReadSpan], *, threads: int, whole: bool) -> str:
+    """Fill the spans, and hash the file on the way.
 
-    Returns the file's xxh3-128 digest in hex, or "" unless ``whole``. Raises OSError; EOFError if the file is shorter.
+    Args:
+        path: a regular file.
+        size: its length in bytes.
+        spans: in ascending order, without overlap.
+        threads: how many read at once; hashing stays in the file's order.
+        whole: read and hash all bytes; otherwise read the spans alone.
+
+    Returns:
+        The file's xxh3-128 digest in hexadecimal; "" unless ``whole``.
+
+    Raises:
+        OSError: storage does not answer, or the file is not a regular one.
+        EOFError: the file is shorter than ``size``.
     """
-    return _Pass(path, size, pieces, whole=whole).run(threads)
+    return _Pass(path, size, spans, whole=whole).run(threads)
 
 
 class _Pass:
-    """Threads take blocks in the file's order; each reads its own and waits for its turn to hash it."""
+    """Threads take blocks in the file's order. Each reads its block, then waits for its turn to hash it."""
 
-    def __init__(self, path: Path, size: int, pieces: Sequence[Piece], *, whole: bool) -> None:
-        self._path, self._pieces, self._whole = path, pieces, whole
-        self._starts = [piece.offset for piece in pieces]
-        self._blocks = iter(enumerate(_blocks([(0, size)] if whole else [(p.offset, p.stop) for p in pieces])))
+    def __init__(self, path: Path, size: int, spans: Sequence[ReadSpan], *, whole: bool) -> None:
+        self._path, self._spans, self._whole = path, spans, whole
+        self._starts = [span.offset for span in spans]
+        self._blocks = iter(enumerate(_blocks([(0, size)] if whole else [(p.offset, p.stop) for p in spans])))
         self._hasher = xxhash.xxh3_128()
         self._turn = threading.Condition()
         self._lock = threading.Lock()
         self._hashed = 0
         self._failed = False
         self._memory: dict[int, memoryview] = {}
-        self._missing = [piece.length for piece in pieces]
+        self._missing = [span.length for span in spans]
 
     def run(self, threads: int) -> str:
         with opened(self._path) as fd:
@@ -89,21 +103,21 @@ class _Pass:
             raise
 
     def _parts(self, start: int, stop: int, scratch: memoryview) -> list[tuple[int, memoryview]]:
-        """(number of a piece or -1, where its bytes go) for every byte of the block, in order."""
+        """(number of a span or -1, memory to read into) for every byte of the block, in order."""
         parts: list[tuple[int, memoryview]] = []
         number = max(0, bisect.bisect_right(self._starts, start) - 1)
         at = start
         while at < stop:
-            if number >= len(self._pieces) or self._pieces[number].offset >= stop:
+            if number >= len(self._spans) or self._spans[number].offset >= stop:
                 parts.append((-1, scratch[at - start : stop - start]))
                 break
-            piece = self._pieces[number]
-            if piece.offset > at:
-                parts.append((-1, scratch[at - start : piece.offset - start]))
-                at = piece.offset
-            end = min(stop, piece.stop)
+            span = self._spans[number]
+            if span.offset > at:
+                parts.append((-1, scratch[at - start : span.offset - start]))
+                at = span.offset
+            end = min(stop, span.stop)
             if end > at:
-                parts.append((number, self._memory_of(number)[at - piece.offset : end - piece.offset]))
+                parts.append((number, self._memory_of(number)[at - span.offset : end - span.offset]))
                 at = end
             number += 1
         return parts
@@ -111,7 +125,7 @@ class _Pass:
     def _memory_of(self, number: int) -> memoryview:
         with self._lock:
             if number not in self._memory:
-                self._memory[number] = self._pieces[number].make()
+                self._memory[number] = self._spans[number].make()
             return self._memory[number]
 
     def _hash(self, number: int, views: list[memoryview]) -> None:
@@ -133,7 +147,7 @@ class _Pass:
             with self._lock:
                 self._missing[number] -= len(view)
                 memory = None if self._missing[number] else self._memory.pop(number)
-            finish = self._pieces[number].finish
+            finish = self._spans[number].finish
             if memory is not None and finish is not None:
                 finish(memory)
 

@@ -1,4 +1,4 @@
-"""What Orbax wrote of one process's part, chunk by chunk, beside the arrays that it was given."""
+"""The chunks that Orbax wrote for one process, each with the elements that it was given for it."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ _Array = npt.NDArray[Any]
 
 @dataclass(frozen=True)
 class WrittenChunk:
-    """A chunk of leaf number ``leaf``: the numbers that were to be written, and what lies on storage or where."""
+    """A chunk of leaf number ``leaf``: the elements to write, and the stored bytes or where they are stored."""
 
     leaf: int
     saved: _Array
@@ -32,24 +32,26 @@ class WrittenChunk:
 
 
 def written_chunks(part: Path, array_metadata: Path, state: PyTree) -> Iterator[WrittenChunk]:
-    """Every chunk in the folder of a process's part, in no order.
+    """Every chunk in the folder of a process's part, in no particular order.
 
     Args:
         part: the folder ``ocdbt.process_<i>``.
-        array_metadata: what Orbax says beside it of the arrays that this process wrote.
-        state: what it was given.
+        array_metadata: Orbax's file about the arrays that this process wrote.
+        state: the state that Orbax was given.
 
     Raises:
-        NotUnderstoodError: the index or a chunk in it is not one of this state. OSError, EOFError.
+        NotUnderstoodError: the index, or a chunk in it, does not belong to this state.
+        OSError: storage does not answer.
+        EOFError: a file is too short.
     """
     index = read_index(lambda path, offset, length: regular.read_range(part / path, offset, length))
-    told = {record.name: record.chunk_shape for record in orbax_records.array_records(array_metadata)}
+    chunk_shapes = {record.name: record.chunk_shape for record in orbax_records.array_records(array_metadata)}
     chunks = _by_array(index)
     for number, (path, leaf) in enumerate(jax.tree_util.tree_flatten_with_path(state)[0]):
         name = jax.tree_util.keystr(path, simple=True, separator=".")
         local, written = dict(_local_arrays(leaf)), 0
         mine = chunks.get(name, {})
-        shape = told.get(name) or (stored_array(index, name).chunk_shape if mine else ())
+        shape = chunk_shapes.get(name) or (stored_array(index, name).chunk_shape if mine else ())
         for place, value in mine.items():
             saved = _cut(name, local, place, shape)
             length = len(value) if isinstance(value, bytes) else value.length
@@ -58,12 +60,12 @@ def written_chunks(part: Path, array_metadata: Path, state: PyTree) -> Iterator[
             written += saved.size
             yield WrittenChunk(number, saved, value)
         expected = sum(array.size for array in local.values())
-        if jax.process_count() == 1 and written != expected:  # of several, each writes what it is given to write
+        if jax.process_count() == 1 and written != expected:  # with several processes, each writes only its share
             raise NotUnderstoodError(f"{name}: found {written} numbers, allowed: {expected}")
 
 
 def _by_array(index: Mapping[str, Value]) -> dict[str, dict[tuple[int, ...], Value]]:
-    """The chunks of each array, by their place in its grid."""
+    """The chunks of each array, by their position in its grid."""
     found: dict[str, dict[tuple[int, ...], Value]] = {}
     for key, value in index.items():
         name, _, last = key.rpartition("/")
@@ -74,7 +76,7 @@ def _by_array(index: Mapping[str, Value]) -> dict[str, dict[tuple[int, ...], Val
 
 
 def _local_arrays(leaf: Any) -> Iterator[tuple[Box, _Array]]:
-    """What this process has of a leaf, by where it lies in the leaf."""
+    """This process's parts of a leaf, each with its box in the leaf."""
     if not isinstance(leaf, jax.Array):
         whole = np.asarray(leaf)
         yield tuple((0, size) for size in whole.shape), whole
@@ -91,4 +93,6 @@ def _cut(name: str, local: Mapping[Box, _Array], place: tuple[int, ...], shape: 
     for around, array in local.items():
         if all(a <= start and stop <= b for (start, stop), (a, b) in zip(box, around, strict=True)):
             return array[tuple(slice(start - a, stop - a) for (start, stop), (a, _) in zip(box, around, strict=True))]
-    raise NotUnderstoodError(f"{name}: found a chunk of {math.prod(shape)} numbers at {place}, not one of this process")
+    raise NotUnderstoodError(
+        f"{name}: found a chunk of {math.prod(shape)} numbers at {place}, allowed: this process's chunks"
+    )

@@ -1,7 +1,7 @@
-"""What was just written, read back from storage and compared with the snapshot, bit by bit, before it becomes valid.
+"""Reading back what a save has just written, and comparing it with the snapshot bit by bit, before the save is valid.
 
-Digests of array data are computed while they are written, from memory: they find what changes later, not what storage
-did to the bytes on their way.
+Digests of array data are computed from memory during the write. They reveal later changes, but not what storage did to the
+bytes during that write.
 """
 
 from __future__ import annotations
@@ -20,22 +20,23 @@ from holdfast.state.structure import Structure
 from holdfast.store.format import digests, orbax_records, regular
 from holdfast.store.format.ocdbt.decode import Extent, NotUnderstoodError
 from holdfast.store.format.ocdbt.memory import aligned
+from holdfast.store.write.orbax_readback import written_chunks
 from holdfast.store.write.snapshot import Snapshot, TreeCopy
-from holdfast.store.write.written import written_chunks
 from holdfast_contract.keys import STATE_FOLDER
 from holdfast_contract.manifest import FileEntry
 
 _BLOCK_BYTES: Final = 8 * 1024 * 1024
-_REPORTED: Final = 20  # leaves in one message
+_REPORTED: Final = 20
+"""How many leaves one message names."""
 
 
-class SavedOtherwiseError(Exception):
-    """Leaves that are not on storage as they were in memory; the text names them."""
+class ReadBackError(Exception):
+    """Leaves differ between storage and memory; the text names them."""
 
 
 @dataclass
 class _Leaf:
-    """How one leaf differs. ``greatest``: of the differences of numbers; NaN if only one side is a number."""
+    """How one leaf differs. ``greatest``: the greatest absolute difference; NaN if no place has numbers on both sides."""
 
     wrong: int = 0
     total: int = 0
@@ -52,19 +53,20 @@ class _Leaf:
 
 
 def compare_part(folder: Path, snapshot: Snapshot, files: Sequence[FileEntry], structure: Structure, rank: int) -> None:
-    """Compare what this process wrote of the arrays, below a step's folder, with the snapshot it was written from.
+    """Compare the array data that this process wrote with the snapshot that it was written from.
 
-    Files are dropped from memory first, where the system obeys, so that storage answers.
+    Files are first dropped from the page cache, where the system allows it, so that the data come from storage.
 
     Args:
-        folder: of the step.
+        folder: the step's folder.
         snapshot: what was to be written.
-        files: those of this process's part, as the manifest will have them.
-        structure: for the names of leaves.
-        rank: of this process.
+        files: the files of this process's part, as the manifest will list them.
+        structure: has the names of the leaves.
+        rank: this process.
 
     Raises:
-        SavedOtherwiseError: a leaf differs. OSError: storage does not answer.
+        ReadBackError: a leaf or a file differs.
+        OSError: storage does not answer.
     """
     for entry in files:
         regular.forget(folder / entry.path)
@@ -77,20 +79,20 @@ def compare_part(folder: Path, snapshot: Snapshot, files: Sequence[FileEntry], s
             if found.tobytes() != block.saved.tobytes():
                 leaf.add(block.saved, found)
     except (NotUnderstoodError, EOFError) as error:
-        raise SavedOtherwiseError(f"read back after the save: {error}") from None
+        raise ReadBackError(f"read back after the save: {error}") from None
     wrong = {number: leaf for number, leaf in differing.items() if leaf.wrong}
     if wrong:
-        raise SavedOtherwiseError(_text(wrong, structure))
+        raise ReadBackError(_text(wrong, structure))
     for entry in files:
         size, digest = digests.hash_file(folder / entry.path)
         if (size, digest) != (entry.size, entry.digest):
-            said = f"expected {entry.digest} over {entry.size} bytes, found {digest} over {size}"
-            raise SavedOtherwiseError(f"{entry.path}: no array differs, but the file does: digest: {said}")
+            difference = f"expected {entry.digest} over {entry.size} bytes, found {digest} over {size}"
+            raise ReadBackError(f"{entry.path}: no array differs, but the file does: digest: {difference}")
 
 
 @dataclass(frozen=True)
 class _Block:
-    """Some numbers of leaf number ``leaf``, and how to read the same from storage."""
+    """Some elements of leaf number ``leaf`` as they were saved, and a function that reads the same ones from storage."""
 
     leaf: int
     saved: npt.NDArray[Any]
@@ -101,9 +103,9 @@ def _blocks(folder: Path, snapshot: Snapshot, files: Sequence[FileEntry], rank: 
     if isinstance(snapshot, TreeCopy):
         yield from _blocks_of_orbax(folder / STATE_FOLDER, snapshot, rank)
         return
-    pieces = (piece for piece in snapshot.layout.pieces if piece.offset < snapshot.layout.file_bytes)
-    for piece, (offset, array) in zip(pieces, snapshot.parts, strict=True):
-        yield from _split(piece.leaf, array, folder / files[0].path, offset)
+    placements = (p for p in snapshot.layout.placements if p.offset < snapshot.layout.file_bytes)
+    for placement, (offset, array) in zip(placements, snapshot.parts, strict=True):
+        yield from _split(placement.leaf, array, folder / files[0].path, offset)
 
 
 def _blocks_of_orbax(state: Path, snapshot: TreeCopy, rank: int) -> Iterator[_Block]:
@@ -133,13 +135,13 @@ def _read(path: Path, like: npt.NDArray[Any], offset: int) -> npt.NDArray[Any]:
 
 
 def _text(wrong: dict[int, _Leaf], structure: Structure) -> str:
-    said = [
+    differences = [
         f"{structure.leaves[number].path}: found {leaf.wrong} of {leaf.total} numbers changed, "
         f"max abs difference {leaf.greatest:.6g}, allowed: none"
         for number, leaf in list(wrong.items())[:_REPORTED]
     ]
     more = f"; {len(wrong) - _REPORTED} more leaves" if len(wrong) > _REPORTED else ""
-    return f"read back after the save: {'; '.join(said)}{more}"
+    return f"read back after the save: {'; '.join(differences)}{more}"
 
 
-__all__ = ["SavedOtherwiseError", "compare_part"]
+__all__ = ["ReadBackError", "compare_part"]

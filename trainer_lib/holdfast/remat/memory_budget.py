@@ -9,7 +9,7 @@ from holdfast.remat.checks import require_fraction, require_int
 
 @dataclass(frozen=True)
 class BytesPerDevice:
-    """So many bytes on each device, for all that the program holds beside its arguments and results."""
+    """A number of bytes on each device, for everything that the program holds besides its arguments and results."""
 
     count: int
 
@@ -17,7 +17,7 @@ class BytesPerDevice:
         require_int("bytes_per_device", self.count, minimum=1)
 
     def of(self, everything_bytes: float) -> float:  # noqa: ARG002  the same for every program
-        """The limit in bytes."""
+        """The limit in bytes per device. ``everything_bytes``: what the program takes without rematerialisation."""
         return float(self.count)
 
 
@@ -31,7 +31,7 @@ class Fraction:
         require_fraction("fraction", self.share)
 
     def of(self, everything_bytes: float) -> float:
-        """The limit in bytes."""
+        """The limit in bytes per device. ``everything_bytes``: what the program takes without rematerialisation."""
         return self.share * everything_bytes
 
 
@@ -39,12 +39,12 @@ Budget = BytesPerDevice | Fraction
 
 
 def bytes_per_device(count: int) -> BytesPerDevice:
-    """At most ``count`` bytes on each device, beside arguments and results."""
+    """At most ``count`` bytes on each device, besides arguments and results. Raises ValueError below 1."""
     return BytesPerDevice(count)
 
 
 def fraction(share: float) -> Fraction:
-    """At most this share, above 0 and up to 1, of what the program takes without rematerialisation."""
+    """At most this share of what the program takes without rematerialisation. Raises ValueError unless 0 < share <= 1."""
     return Fraction(share)
 
 
@@ -56,7 +56,7 @@ def require_budget(value: object) -> Budget:
 
 
 class DoesNotFit(ValueError):
-    """No choice of kept values fits the budget. Bytes are per device; ``least_bytes`` is the least that was found."""
+    """No choice of kept values fits the budget. Bytes are per device; ``least_bytes`` is the smallest need found."""
 
     def __init__(self, budget_bytes: float, least_bytes: float, basis: str) -> None:
         self.budget_bytes, self.least_bytes = int(budget_bytes), int(least_bytes)

@@ -1,4 +1,4 @@
-"""A function to be differentiated, taken apart into the regions for which something can be chosen."""
+"""A function to differentiate, divided into the regions whose kept values can be chosen."""
 
 from __future__ import annotations
 
@@ -12,21 +12,21 @@ import jax
 from holdfast.remat.combine import Group, Selection, keep_all
 from holdfast.remat.graph import graph_of, kept_only
 from holdfast.remat.measure import Traced, measure
-from holdfast.remat.policies import Policy
-from holdfast.remat.program import Body, Path, Program, Rebuild, Rewriter, trace
 from holdfast.remat.regions import Region, find_regions, is_real
+from holdfast.remat.remat_policies import Policy
 from holdfast.remat.solve import part_of
+from holdfast.remat.traced_program import Body, Path, Rebuild, Rewriter, TracedProgram, trace
 
 
 @dataclass(frozen=True)
-class Anatomy:
-    """A traced function and its regions. Bytes are those of the traced program: of all shards.
+class ProgramAnalysis:
+    """A traced function and its regions. Bytes are those of the traced program, that is, of all shards.
 
-    ``active``: which leaves of the arguments the gradient is taken by. ``everything``: what the function keeps and
-    computes without rematerialisation. ``fixed_bytes``: kept outside all regions. ``seconds``: taken to find this out.
+    ``active``: which leaves of the arguments are differentiated. ``everything``: what the function keeps and computes
+    without rematerialisation. ``fixed_bytes``: kept outside all regions. ``seconds``: how long the analysis took.
     """
 
-    program: Program
+    program: TracedProgram
     active: tuple[bool, ...]
     leaves: tuple[Any, ...]
     regions: tuple[Region, ...]
@@ -37,19 +37,19 @@ class Anatomy:
 
     @property
     def names(self) -> dict[Path, str]:
-        """The regions' names."""
+        """The names of the regions, by path."""
         return {r.path: r.name for r in self.regions}
 
     @property
-    def compiled_means_something(self) -> bool:
+    def compiler_figures_are_valid(self) -> bool:
         """Whether the compiler's memory analysis shows what rematerialisation frees.
 
-        On CPUs it does for scans. There the order of unrolled layers' operations defeats rematerialisation.
+        On CPUs it does so only for scans: the order of operations in unrolled layers defeats rematerialisation there.
         """
         return jax.default_backend() != "cpu" or all(r.repeats > 1 for r in self.regions)
 
     def body(self, selection: Selection) -> Body:
-        """The function with each region as selected."""
+        """The function with each region as ``selection`` chooses."""
         return self._with({path: _keeping(choice.keep) for path, choice in selection.choices.items()})
 
     def policy_body(self, policy: Policy) -> Body:
@@ -61,18 +61,18 @@ class Anatomy:
         return lambda *leaves: rewriter.run(self.program.closed, leaves)
 
     def notes(self, *, confirmed: bool) -> tuple[str, ...]:
-        """What the figures cannot show here."""
+        """What the figures do not show on this backend."""
         cpu = jax.default_backend() == "cpu"
         notes = []
         if cpu and confirmed:
             notes.append("compiled on CPU: other devices fuse and schedule differently; plan again where you train")
-        if cpu and not self.compiled_means_something:
-            notes.append("not confirmed: on CPU the compiler's figures mean nothing for layers outside scans")
+        if cpu and not self.compiler_figures_are_valid:
+            notes.append("not confirmed: on CPU the compiler's figures are not valid for layers outside scans")
         return tuple(notes)
 
 
 def under(policy: Policy) -> Rebuild:
-    """A region under a named policy."""
+    """A region under ``policy``."""
 
     def rebuild(closed: Any, in_scan: bool) -> Body:  # noqa: FBT001
         plain = Rewriter({})
@@ -84,7 +84,7 @@ def under(policy: Policy) -> Rebuild:
 
 
 def _keeping(keep: frozenset[str] | None) -> Rebuild:
-    """A region that keeps the values of these names; None: everything, without a checkpoint."""
+    """A region that keeps the values named in ``keep``; None keeps everything, without a checkpoint."""
 
     def rebuild(closed: Any, in_scan: bool) -> Body:  # noqa: FBT001
         if keep is None:
@@ -94,8 +94,17 @@ def _keeping(keep: frozenset[str] | None) -> Rebuild:
     return rebuild
 
 
-def dissect(function: Callable[..., Any], args: tuple[Any, ...], argnums: int | tuple[int, ...]) -> Anatomy:
-    """Traces and takes apart. Raises ValueError if there is no region, or nothing to differentiate by."""
+def analyse(function: Callable[..., Any], args: tuple[Any, ...], argnums: int | tuple[int, ...]) -> ProgramAnalysis:
+    """Trace a function and find its regions.
+
+    Args:
+        function: pure, of pytrees of arrays.
+        args: examples of its arguments, arrays or ``jax.ShapeDtypeStruct``.
+        argnums: positions of the arguments to differentiate by.
+
+    Raises:
+        ValueError: there is no region, or no floating-point argument in ``argnums``.
+    """
     active = _active(args, argnums)
     program = trace(function, args)
     began = time.monotonic()
@@ -111,7 +120,7 @@ def dissect(function: Callable[..., Any], args: tuple[Any, ...], argnums: int | 
     everything = measure(lambda *leaves: plain.run(program.closed, leaves), program.avals, active)
     fixed = max(0, everything.kept_bytes - keep_all(groups).kept_bytes)
     leaves = tuple(jax.tree.leaves(args))
-    return Anatomy(program, active, leaves, tuple(regions), groups, everything, fixed, seconds)
+    return ProgramAnalysis(program, active, leaves, tuple(regions), groups, everything, fixed, seconds)
 
 
 def _groups(regions: list[Region]) -> tuple[Group, ...]:
@@ -126,7 +135,7 @@ def _groups(regions: list[Region]) -> tuple[Group, ...]:
 
 
 def _active(args: tuple[Any, ...], argnums: int | tuple[int, ...]) -> tuple[bool, ...]:
-    """Which leaves of the arguments can be differentiated by and are in ``argnums``."""
+    """Which leaves of the arguments are in ``argnums`` and floating-point."""
     numbers = (argnums,) if isinstance(argnums, int) else tuple(argnums)
     for number in numbers:
         if not isinstance(number, int) or isinstance(number, bool) or not 0 <= number < len(args):

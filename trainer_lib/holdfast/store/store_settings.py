@@ -1,4 +1,4 @@
-"""Deadlines of the store, its writer, and the pin that binds nothing."""
+"""Deadlines of the store, its writer, and the pin that allows every checkpoint."""
 
 from __future__ import annotations
 
@@ -10,13 +10,13 @@ WRITERS: Final[tuple[WriterName, ...]] = get_args(WriterName)
 
 
 def require_yes_or_no(name: str, value: object) -> None:
-    """Raises ValueError."""
+    """Raise ValueError unless ``value`` is a bool."""
     if not isinstance(value, bool):
         raise ValueError(f"{name}: found {value!r}, allowed: True | False")  # noqa: TRY004  as every setting here
 
 
 def require_writer(found: object) -> None:
-    """Raises ValueError unless it names a writer."""
+    """Raise ValueError unless ``found`` names a writer."""
     if found not in WRITERS:
         raise ValueError(f"writer: found {found!r}, allowed: {' | '.join(map(repr, WRITERS))}")
 
@@ -29,23 +29,23 @@ class Unpinned:
 
 
 UNPINNED: Final = Unpinned()
-"""Pin for use without an operator: the newest valid candidate, whatever it is."""
+"""The pin without an operator: the newest valid checkpoint, without an upper bound."""
 
 
 @dataclass(frozen=True)
 class StoreSettings:
-    """Limits of everything that the store waits for, in seconds; and who writes."""
+    """Limits in seconds of everything that the store waits for, and how it writes."""
 
     save_seconds: float = 1000.0  # from the call of save to its commit
-    settle_seconds: float = 30.0  # how long a commit that was decided in time may take to be known
-    claim_seconds: float = 60.0  # claiming the run, and every rank proving that it can write there
+    settle_seconds: float = 30.0  # time for a commit decided in time to reach all ranks
+    claim_seconds: float = 60.0  # claiming the run, and proof that every rank can write there
     restore_seconds: float = 1800.0  # choosing, verifying and loading
-    transient_seconds: float = 60.0  # how long an error that may pass (EIO, ESTALE ...) is retried on reading
-    visible_seconds: float = 10.0  # how long one rank's file may take to appear on another (attribute caches)
+    transient_seconds: float = 60.0  # how long a transient error (EIO, ESTALE ...) is retried when reading
+    visible_seconds: float = 10.0  # time for one rank's file to appear on another (attribute caches)
     io_threads: int = 4  # per process, for digests
-    writer: WriterName = "direct"  # "direct": past the page cache, Orbax for what that cannot hold; "orbax": always
-    check_saves: bool = False  # read array data back before a save is valid, and compare it with memory
-    poison_after: int = 0  # skip a checkpoint from which so many attempts went on and came to nothing; 0: never
+    writer: WriterName = "direct"  # "direct": past the page cache, Orbax for what it cannot write; "orbax": always
+    check_saves: bool = False  # read array data back and compare it with memory before a save is valid
+    poison_after: int = 0  # skip a checkpoint from which this many attempts continued without saving one; 0: never
 
     def __post_init__(self) -> None:
         for field in fields(self):

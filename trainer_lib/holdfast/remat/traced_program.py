@@ -1,4 +1,4 @@
-"""A function as a traced program, and its evaluation with other bodies for some of its parts."""
+"""A function as a traced program, and its evaluation with replaced bodies for some of its parts."""
 
 from __future__ import annotations
 
@@ -12,13 +12,13 @@ from jax.extend import core
 from holdfast.remat.wrap import Mark
 
 Path = tuple[int, ...]
-"""Where an equation is: its index, within the equation at the index before, and so on from the outermost program."""
+"""Position of an equation: indices from the outermost program inwards."""
 
 Body = Callable[..., Sequence[Any]]
 """A program as a function from flat inputs to flat outputs."""
 
 Rebuild = Callable[[core.ClosedJaxpr, bool], Body]
-"""Makes another body from a part's program. True if it runs inside a scan, where no barriers are needed."""
+"""Makes a new body from a part's program. The flag is True inside a scan, where no barriers are needed."""
 
 CALLS: Final = frozenset({"jit", "pjit", "closed_call", "core_call"})
 _with_sharding: Final[Callable[[Any, Any], Any]] = jax.lax.with_sharding_constraint
@@ -27,7 +27,7 @@ REMAT: Final = frozenset({"remat", "remat2", "checkpoint"})
 
 
 @dataclass(frozen=True)
-class Program:
+class TracedProgram:
     """A traced function: flat in, flat out. ``avals`` are shapes and dtypes of the inputs' leaves."""
 
     closed: core.ClosedJaxpr
@@ -36,11 +36,11 @@ class Program:
     avals: tuple[Any, ...]
 
 
-def trace(function: Callable[..., Any], args: tuple[Any, ...]) -> Program:
+def trace(function: Callable[..., Any], args: tuple[Any, ...]) -> TracedProgram:
     """The program of ``function`` at the shapes and dtypes of ``args``, which may be ``jax.ShapeDtypeStruct``.
 
     Raises:
-        ValueError: the function changes a module that it was given; such a change would be lost.
+        ValueError: the function changes a module that it was passed; the change would be lost.
     """
     leaves, in_tree = jax.tree.flatten(args)
     out_tree: list[Any] = []
@@ -62,11 +62,11 @@ def trace(function: Callable[..., Any], args: tuple[Any, ...]) -> Program:
         )
     avals = tuple(v.aval for v in jaxpr.invars)
     pure = jaxpr.replace(outvars=results, debug_info=jaxpr.debug_info.with_unknown_names())
-    return Program(core.ClosedJaxpr(pure, closed.consts), in_tree, out_tree[-1], avals)
+    return TracedProgram(core.ClosedJaxpr(pure, closed.consts), in_tree, out_tree[-1], avals)
 
 
 def _source(jaxpr: core.Jaxpr, atom: Any) -> Any:
-    """Where a value comes from if all that happens to it is to be handed through calls, as NNX does with variables."""
+    """The origin of a value that is only passed through calls, as NNX passes variables; None if a call computes it."""
     for eqn in reversed(jaxpr.eqns):
         if not isinstance(atom, core.Var) or atom not in eqn.outvars:
             continue
@@ -106,9 +106,9 @@ def has_mark(jaxpr: core.Jaxpr) -> bool:
 
 @dataclass(frozen=True)
 class Rewriter:
-    """Evaluates a program with other bodies for the parts at some paths.
+    """Evaluates a program with replaced ``bodies`` for the parts at their paths.
 
-    Marked blocks that have no other body are evaluated as if they had no mark, or stay as they are with ``keep_marks``.
+    Marked blocks without a replacement are evaluated as if they had no mark; with ``keep_marks`` they stay as they are.
     """
 
     bodies: Mapping[Path, Rebuild]
@@ -117,7 +117,14 @@ class Rewriter:
     def run(
         self, closed: core.ClosedJaxpr, args: Sequence[Any], path: Path = (), *, in_scan: bool = False
     ) -> list[Any]:
-        """The outputs of a program."""
+        """The outputs of a program.
+
+        Args:
+            closed: the program.
+            args: its flat inputs.
+            path: where it is in the outermost program.
+            in_scan: whether it runs inside a scan.
+        """
         env: dict[core.Var, Any] = {}
 
         def read(atom: Any) -> Any:
@@ -158,7 +165,13 @@ def bind(eqn: core.JaxprEqn, inputs: Sequence[Any]) -> Sequence[Any]:
 
 
 def scan_again(eqn: core.JaxprEqn, step: Body, inputs: Sequence[Any]) -> Sequence[Any]:
-    """A scan with another body."""
+    """A scan with another body.
+
+    Args:
+        eqn: the scan.
+        step: the new body, from flat inputs to flat outputs like the old one.
+        inputs: the scan's flat inputs.
+    """
     consts_count, carry_count = eqn.params["num_consts"], eqn.params["num_carry"]
     consts, carry = inputs[:consts_count], inputs[consts_count : consts_count + carry_count]
     xs = inputs[consts_count + carry_count :]
@@ -173,7 +186,13 @@ def scan_again(eqn: core.JaxprEqn, step: Body, inputs: Sequence[Any]) -> Sequenc
 
 
 def constrained(eqn: core.JaxprEqn, body: Body, inputs: Sequence[Any]) -> Sequence[Any]:
-    """A call's body in the place of the call, with the shardings that the call asked for."""
+    """A call with another body, under the shardings that the call requires.
+
+    Args:
+        eqn: the call.
+        body: the new body.
+        inputs: the call's flat inputs.
+    """
 
     def apply(values: Sequence[Any], which: str) -> list[Any]:
         shardings = eqn.params.get(which) or [None] * len(values)

@@ -1,4 +1,4 @@
-"""What the commands print: tables for people, JSON for programs."""
+"""Output of the commands: tables for people, JSON for programs."""
 
 from __future__ import annotations
 
@@ -6,16 +6,22 @@ import json
 from collections.abc import Sequence
 from typing import Any
 
-from holdfast.catalog.listing import Checkpoint
+from holdfast.catalog.listing import ListedCheckpoint
 
 
 def print_json(value: Any) -> None:
-    """Indented, keys in the order given."""
+    """Print a value as indented JSON, keys in the given order."""
     print(json.dumps(value, indent=1, allow_nan=False, default=str))
 
 
 def print_table(header: Sequence[str], rows: Sequence[Sequence[str]], *, right: frozenset[int] = frozenset()) -> None:
-    """Columns as wide as needed; those in ``right`` end flush. The last one is not padded."""
+    """Print a table with columns as wide as needed.
+
+    Args:
+        header: titles of the columns.
+        rows: cells, as many in each row as in the header.
+        right: numbers of the columns to align right; the others are aligned left.
+    """
     lines = [header, *rows]
     widths = [max(len(line[i]) for line in lines) for i in range(len(header))]
     for line in lines:
@@ -23,8 +29,8 @@ def print_table(header: Sequence[str], rows: Sequence[Sequence[str]], *, right: 
         print("  ".join(cells).rstrip())
 
 
-def record_of(checkpoint: Checkpoint, *, newest_valid: bool) -> dict[str, Any]:
-    """A checkpoint for ``--json``."""
+def record_of(checkpoint: ListedCheckpoint, *, newest_valid: bool) -> dict[str, Any]:
+    """A checkpoint as a record for ``--json``."""
     written = checkpoint.manifest
     return {
         "run": checkpoint.run,
@@ -45,13 +51,13 @@ def record_of(checkpoint: Checkpoint, *, newest_valid: bool) -> dict[str, Any]:
     }
 
 
-def name_of(checkpoint: Checkpoint) -> str:
-    """The run, or the folder's name where there is no run."""
+def name_of(checkpoint: ListedCheckpoint) -> str:
+    """The run's name, or the folder's name if there is no run."""
     return checkpoint.run or checkpoint.folder.parent.name
 
 
 def size_text(count: int) -> str:
-    """Bytes for people: three digits and a binary unit."""
+    """A size in bytes for people: three digits and a binary unit."""
     size, unit = float(count), "B"
     for bigger in ("KiB", "MiB", "GiB", "TiB", "PiB"):
         if size < 1000:
