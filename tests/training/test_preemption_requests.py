@@ -74,7 +74,7 @@ def test_a_silent_rank_makes_a_request_fail_and_holds_nobody_for_long(rig: Rig) 
     rig.wait(SaveOutcome.FAILED)
     report = rig.status.save_report("a")
     assert report is not None
-    assert "no word from process(es) [1]" in report.reason
+    assert "no answer from process(es) [1]" in report.reason
 
 
 @pytest.mark.parametrize("rig", [1], indirect=True)
