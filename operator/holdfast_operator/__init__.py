@@ -1,1 +1,4 @@
-"""The operator: watches TrainingJobs, decides, and writes pods and status. Begin reading in ``app``."""
+"""The operator: it watches TrainingJobs, decides, and writes pods and status.
+
+Begin with ``decide`` to learn what it does, and with ``app`` to learn how its parts are connected.
+"""

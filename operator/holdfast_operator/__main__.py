@@ -1,4 +1,4 @@
-"""``python -m holdfast_operator``: reads the environment, runs one replica, ends with an exit code."""
+"""``python -m holdfast_operator``: reads the environment, runs one replica and returns its exit code."""
 
 from __future__ import annotations
 
@@ -8,30 +8,30 @@ import os
 import sys
 
 from holdfast_contract.exits import ExitCode
-from holdfast_operator import settings
+from holdfast_operator import operator_settings
 from holdfast_operator.app import Operator
-from holdfast_operator.gateway.access import AccessError
-from holdfast_operator.telemetry import logs
+from holdfast_operator.gateway.cluster_access import AccessError
+from holdfast_operator.telemetry import json_logs
 
 log = logging.getLogger("holdfast_operator")
 
 
 def main() -> int:
-    """The exit code: 0 after a signal, 64 for settings that cannot work, 1 for anything else."""
-    logs.configure(logging.INFO)
+    """Run one replica. Returns 0 after a signal, 64 if the settings are wrong, 1 after any other error."""
+    json_logs.configure(logging.INFO)
     try:
-        given = settings.from_environment(os.environ)
-        logs.configure(given.log_level)
+        given = operator_settings.from_environment(os.environ)
+        json_logs.configure(given.log_level)
         return asyncio.run(_run(given, os.environ.get("KUBECONFIG") or None))
-    except (settings.SettingsError, AccessError) as error:
-        log.error("%s", error)  # noqa: TRY400  the sentence is for whoever set it, a trace is not
+    except (operator_settings.OperatorSettingsError, AccessError) as error:
+        log.error("%s", error)  # noqa: TRY400  the message is for the person who set it; a trace does not help
         return ExitCode.USAGE
-    except Exception:  # the last one to know; the kubelet starts us again
-        log.exception("the operator cannot go on")
+    except Exception:  # the last handler: the kubelet starts the container again
+        log.exception("the operator ends because of an unexpected error")
         return 1
 
 
-async def _run(given: settings.Settings, kubeconfig: str | None) -> int:
+async def _run(given: operator_settings.OperatorSettings, kubeconfig: str | None) -> int:
     return await Operator(given, kubeconfig=kubeconfig).run()
 
 

@@ -1,8 +1,8 @@
-"""The wiring: which parts there are, who tells whom, and in which order they start and stop.
+"""The wiring of one replica: its parts, how they are connected, and the order in which they start and stop.
 
-watch (kopf, own thread) ──► hints ──► queue ──► reconciler ──► API server
-agents ──► control endpoint ◄──► board ◄──────────────┘
-elector: only while this replica leads do queue and board serve
+watch (kopf, own thread) ──► watch cache ──► queue ──► reconciler ──► API server
+agents ──► control endpoint ◄──► board ◄───────────────────┘
+leader elector: queue and board serve only while this replica leads
 """
 
 from __future__ import annotations
@@ -17,61 +17,72 @@ from typing import Any, Final
 from holdfast_contract import keys
 from holdfast_operator import lease
 from holdfast_operator.decide.children import ControlSettings
-from holdfast_operator.gateway import access
-from holdfast_operator.gateway.errors import KubeError, NotFound, TooManyRequests, Unavailable
+from holdfast_operator.gateway import cluster_access
 from holdfast_operator.gateway.kube import Kube
-from holdfast_operator.ports import SystemClock
+from holdfast_operator.gateway.kube_errors import KubeError, NotFound, TooManyRequests, Unavailable
+from holdfast_operator.interfaces import SystemClock
+from holdfast_operator.operator_settings import OperatorSettings
 from holdfast_operator.reconcile.queue import WorkQueue
 from holdfast_operator.reconcile.reconciler import Reconciler
-from holdfast_operator.settings import Settings
-from holdfast_operator.sync_endpoint.authentication import Callers
+from holdfast_operator.sync_endpoint.authentication import PodAuthenticator
 from holdfast_operator.sync_endpoint.board import Board
 from holdfast_operator.sync_endpoint.endpoint import ControlEndpoint
 from holdfast_operator.sync_endpoint.tls import Certificate
-from holdfast_operator.telemetry import logs
-from holdfast_operator.telemetry.events import Recorder
-from holdfast_operator.telemetry.health import Health
-from holdfast_operator.telemetry.metrics import OperatorMetrics
+from holdfast_operator.telemetry import json_logs
+from holdfast_operator.telemetry.event_recorder import EventRecorder
+from holdfast_operator.telemetry.health_server import HealthServer
+from holdfast_operator.telemetry.prometheus_metrics import OperatorMetrics
 from holdfast_operator.watch import kopf_watch as watch
-from holdfast_operator.watch.cache import Hints
+from holdfast_operator.watch.cache import WatchCache
 
 RESYNC_SECONDS: Final = 30.0
 WATCH_SILENCE_SECONDS: Final = 120.0
-"""How long the watch may be silent about a change that a live list shows: two of its own restarts."""
+"""A change that a live list shows must arrive through the watch within this time: two restarts of the watch."""
 STOP_SECONDS: Final = 10.0
-DEFINITION_SECONDS: Final = 30.0
-"""How long an API server may need until it can be asked for jobs: its storage of a new definition takes a moment."""
+CRD_SECONDS: Final = 30.0
+"""How long the API server may take to serve TrainingJobs: it needs a moment after the CRD is installed."""
 RETRY_SECONDS: Final = 0.5
 
 log = logging.getLogger(__name__)
 
 
 class Operator:
-    """One replica of the operator."""
+    """One replica of the operator. Nothing runs before ``run``.
+
+    Args:
+        settings: what the environment sets.
+        kubeconfig: path of a kubeconfig; None uses the pod's ServiceAccount.
+        times: the times of the leader election; None means the defaults.
+        watch_silence_seconds: after a missed change this old, the health check fails.
+
+    Raises:
+        AccessError: there is no usable way to the API server.
+        OSError: a certificate file cannot be read.
+    """
 
     def __init__(
         self,
-        settings: Settings,
+        settings: OperatorSettings,
         *,
         kubeconfig: str | None,
-        times: lease.Times | None = None,
+        times: lease.ElectionTimes | None = None,
         watch_silence_seconds: float = WATCH_SILENCE_SECONDS,
     ) -> None:
         self._settings, self._times = settings, times
-        self._kube = Kube(access.load(kubeconfig))
+        self._kube = Kube(cluster_access.load(kubeconfig))
         self._certificate = Certificate(settings.tls_dir)
-        self._hints = Hints()
-        self._metrics = OperatorMetrics(self._hints.jobs)
+        self._cache = WatchCache()
+        self._metrics = OperatorMetrics(self._cache.jobs)
         self._board = Board(self._wake)
-        self._recorder = Recorder(self._kube, settings.pod_name)
+        self._recorder = EventRecorder(self._kube, settings.pod_name)
         self._audit = watch.WatchAudit(watch_silence_seconds)
-        self._watch = watch.Watch(kubeconfig, settings.watch_namespace, self._told)
-        self._health = Health(problems=self._audit.problems, ready=self._is_ready)
+        self._watch = watch.KopfWatch(kubeconfig, settings.watch_namespace, self._on_watch_event)
+        self._health = HealthServer(problems=self._audit.problems, ready=self._is_ready)
         self._control = ControlEndpoint(
-            board=self._board, callers=Callers(self._kube), leadership=self, metrics=self._metrics
+            board=self._board, authenticator=PodAuthenticator(self._kube), leadership=self, metrics=self._metrics
         )
         self._reconciler = self._make_reconciler()
-        self._elector: lease.Elector | None = None
+        self._elector: lease.LeaderElector | None = None
         self._queue: WorkQueue | None = None
         self._term: asyncio.Task[None] | None = None
         self._loop: asyncio.AbstractEventLoop | None = None
@@ -80,50 +91,41 @@ class Operator:
 
     @property
     def leading(self) -> bool:
-        """Whether this replica is the active one at this instant."""
+        """Whether this replica leads now."""
         return self._elector is not None and self._elector.leading
 
     @property
     def leader_address(self) -> str:
-        """host:port of another replica that leads; "" if none is known."""
+        """host:port of the other replica that leads; "" if no such replica is known."""
         return "" if self._elector is None else self._elector.leader_address
 
     async def run(self) -> int:
-        """Serve until a signal (0) or until a part that may not end has ended (1)."""
+        """Serve until a signal arrives (returns 0) or a part ends that must run forever (returns 1)."""
         self._loop = asyncio.get_running_loop()
         stop = asyncio.Event()
         for number in (signal.SIGTERM, signal.SIGINT):
             self._loop.add_signal_handler(number, stop.set)
-        await self._demand_definition()
+        await self._require_crd()
         elector = await self._listen()
         self._watch.start()
         parts: dict[str, Coroutine[Any, Any, Any]] = {
-            "watch": _ended(self._watch),
+            "watch": _until_ended(self._watch),
             "lease": elector.run(),
             "events": self._recorder.run(),
             "heartbeat": self._health.beat(),
             "certificate": self._certificate.follow(self._take_certificate),
-            "resync": self._resync_for_ever(),
+            "resync": self._resync_forever(),
         }
         tasks = [asyncio.create_task(part, name=name) for name, part in parts.items()]
         stopped = asyncio.create_task(stop.wait(), name="signal")
         try:
             await asyncio.wait([*tasks, stopped], return_when=asyncio.FIRST_COMPLETED)
-            return self._verdict(tasks)
+            return _exit_code(tasks)
         finally:
             await self._shut_down([*tasks, stopped])
 
-    def _verdict(self, tasks: list[asyncio.Task[Any]]) -> int:
-        code = 0
-        for task in tasks:
-            if task.done():
-                error = None if task.cancelled() else task.exception()
-                log.error("%s has ended: %s; ending with it", task.get_name(), error or "without a reason")
-                code = 1
-        return code
-
     async def _shut_down(self, tasks: list[asyncio.Task[Any]]) -> None:
-        """Stop acting first, then say so (the Lease), then stop serving."""
+        """Stop acting first, then release the Lease, then stop serving."""
         with contextlib.suppress(TimeoutError):
             async with asyncio.timeout(STOP_SECONDS):
                 self._end_term()
@@ -137,34 +139,34 @@ class Operator:
         self._health.stop()
         self._kube.close()
 
-    async def _demand_definition(self) -> None:
-        """Without the definition of TrainingJob there is nothing to do; whoever starts us tries again."""
+    async def _require_crd(self) -> None:
+        """Wait until the API server serves TrainingJobs. Without the CRD the process ends; the kubelet restarts it."""
         with contextlib.suppress(TimeoutError):
-            async with asyncio.timeout(DEFINITION_SECONDS):
+            async with asyncio.timeout(CRD_SECONDS):
                 while True:
-                    if await self._has_definition():
+                    if await self._crd_is_served():
                         return
                     await asyncio.sleep(RETRY_SECONDS)
-        raise RuntimeError(f"{keys.PLURAL}: the API server could not list them within {DEFINITION_SECONDS:.0f} s")
+        raise RuntimeError(f"the API server did not list {keys.PLURAL} within {CRD_SECONDS:.0f} s")
 
-    async def _has_definition(self) -> bool:
-        """Whether jobs can be listed now. Raises RuntimeError if they never can be."""
+    async def _crd_is_served(self) -> bool:
+        """Whether TrainingJobs can be listed now. Raises RuntimeError if the CRD is not installed."""
         try:
-            self._hints.replace_jobs(await self._kube.list_jobs(self._settings.watch_namespace))
+            self._cache.replace_jobs(await self._kube.list_jobs(self._settings.watch_namespace))
         except NotFound:
-            raise RuntimeError(f"{keys.CRD_NAME}: found no such definition, allowed: installed before us") from None
+            raise RuntimeError(f"CRD {keys.CRD_NAME} is not installed; install it before the operator") from None
         except (TooManyRequests, Unavailable) as error:
-            log.warning("not yet: %s", error)
+            log.warning("the API server does not list %s yet: %s", keys.PLURAL, error)
             return False
         return True
 
-    async def _listen(self) -> lease.Elector:
+    async def _listen(self) -> lease.LeaderElector:
         settings, host = self._settings, self._settings.bind_address
         self.ports["control"] = await self._control.start(host, settings.control_port, self._certificate.context)
         self.ports["health"] = self._health.start(host, settings.health_port)
         self.ports["metrics"], _ = self._metrics.serve(host, settings.metrics_port)
         me = lease.identity(settings.pod_name, settings.pod_ip, self.ports["control"])
-        self._elector = lease.Elector(
+        self._elector = lease.LeaderElector(
             self._kube,
             namespace=settings.namespace,
             name=settings.lease_name,
@@ -176,7 +178,7 @@ class Operator:
         return self._elector
 
     def _is_ready(self) -> bool:
-        """A standby is ready too: it answers agents with the leader's address."""
+        """Whether this replica serves. A standby does, too: it answers agents with the leader's address."""
         return self._watch.ready and self._elector is not None and self._elector.consulted
 
     # Leading
@@ -200,7 +202,7 @@ class Operator:
     async def _work(self, namespace: str, name: str) -> float | None:
         if not self.leading:
             return None
-        with logs.about(namespace, name, self._hints.attempt(namespace, name)):
+        with json_logs.job_context(namespace, name, self._cache.attempt(namespace, name)):
             return await self._reconciler.reconcile(namespace, name)
 
     def _wake(self, namespace: str, name: str) -> None:
@@ -219,38 +221,38 @@ class Operator:
         )
 
     def _take_certificate(self) -> None:
-        """New pods get the new CA bundle; a reconciler keeps nothing between passes."""
+        """Pass the new CA bundle to new pods. The reconciler has no state, so it is simply made again."""
         self._reconciler = self._make_reconciler()
 
-    # What has changed
+    # Watch events and resync
 
-    def _told(self, resource: str, event: str, item: Mapping[str, Any]) -> None:
-        """From the watch's thread."""
-        self._audit.told(resource, event, item)
-        self._metrics.saw_event(resource)
+    def _on_watch_event(self, resource: str, event: str, item: Mapping[str, Any]) -> None:
+        """Called in the watch's thread."""
+        self._audit.delivered(resource, event, item)
+        self._metrics.watch_delivered(resource)
         if self._loop is not None:
-            self._loop.call_soon_threadsafe(self._hear, resource, event, item)
+            self._loop.call_soon_threadsafe(self._apply_watch_event, resource, event, item)
 
-    def _hear(self, resource: str, event: str, item: Mapping[str, Any]) -> None:
-        see = {watch.JOBS: self._hints.job, watch.PODS: self._hints.pod, watch.NODES: self._hints.node}[resource]
-        for key in see(event, item):
+    def _apply_watch_event(self, resource: str, event: str, item: Mapping[str, Any]) -> None:
+        updates = {watch.JOBS: self._cache.job, watch.PODS: self._cache.pod, watch.NODES: self._cache.node}
+        for key in updates[resource](event, item):
             self._wake(*key)
 
-    async def _resync_for_ever(self) -> None:
-        """Every job at least so often, whatever the watch tells; and whether the watch tells everything."""
+    async def _resync_forever(self) -> None:
+        """Wake every job every RESYNC_SECONDS, and check that the watch delivers every change."""
         while True:
             self._resync.clear()
             try:
-                await self._look_at_everything()
+                await self._resync_once()
             except KubeError as error:
-                log.warning("resync: %s", error)
+                log.warning("the resync failed and is tried again in %.0f s: %s", RESYNC_SECONDS, error)
             with contextlib.suppress(TimeoutError):
                 async with asyncio.timeout(RESYNC_SECONDS):
                     await self._resync.wait()
 
-    async def _look_at_everything(self) -> None:
+    async def _resync_once(self) -> None:
         jobs = await self._kube.list_jobs(self._settings.watch_namespace)
-        self._hints.replace_jobs(jobs)
+        self._cache.replace_jobs(jobs)
         for job in jobs:
             self._wake(job["metadata"]["namespace"], job["metadata"]["name"])
         versions = {job["metadata"]["uid"]: job["metadata"]["resourceVersion"] for job in jobs}
@@ -260,5 +262,16 @@ class Operator:
         self._audit.listed(watch.NODES, await self._kube.node_versions())
 
 
-async def _ended(watched: watch.Watch) -> None:
+async def _until_ended(watched: watch.KopfWatch) -> None:
     await asyncio.wrap_future(watched.ended)
+
+
+def _exit_code(tasks: list[asyncio.Task[Any]]) -> int:
+    """0 if no part has ended, else 1; logs which part ended and why."""
+    code = 0
+    for task in tasks:
+        if task.done():
+            error = None if task.cancelled() else task.exception()
+            log.error("%s has ended: %s; the process ends, too", task.get_name(), error or "without an error")
+            code = 1
+    return code

@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 from kubernetes.client import CoreV1Api
 
-from holdfast_operator.gateway import access
+from holdfast_operator.gateway import cluster_access
 from holdfast_operator.gateway.kube import Kube
 from localkube.access import ClusterAccess
 from tests.support.cluster.crd_server import Jobs, connect, install_definition
@@ -58,6 +58,6 @@ def play(kubeconfig: Path, namespace: str) -> Iterator[Rig]:
 @pytest.fixture
 def kube(kubeconfig: Path) -> Iterator[Kube]:
     """The operator's client."""
-    made = Kube(access.load(str(kubeconfig)))
+    made = Kube(cluster_access.load(str(kubeconfig)))
     yield made
     made.close()

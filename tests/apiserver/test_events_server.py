@@ -19,9 +19,9 @@ from holdfast_contract.reasons import Condition, Reason
 from holdfast_contract.sync import Progress, TrainerExit, TrainerPhase
 from holdfast_operator.decide import conditions
 from holdfast_operator.decide.actions import Event
-from holdfast_operator.gateway.errors import Unavailable
 from holdfast_operator.gateway.kube import Kube
-from holdfast_operator.telemetry.events import MAX_NOTE_BYTES, Recorder
+from holdfast_operator.gateway.kube_errors import Unavailable
+from holdfast_operator.telemetry.event_recorder import MAX_NOTE_BYTES, EventRecorder
 from tests.support.cluster.crd_server import connect
 from tests.support.cluster.kubectl import kubectl
 from tests.support.cluster.manifests import training_job
@@ -73,7 +73,7 @@ def _rows(table: str) -> list[str]:
     return [row[-1] for row in rows[rules[0] + 1 if rules else 0 :]]
 
 
-def flush(recorder: Recorder) -> None:
+def flush(recorder: EventRecorder) -> None:
     asyncio.run(recorder.flush())
 
 
@@ -172,7 +172,7 @@ def replace_operator(play: Rig) -> None:
 def test_a_burst_within_one_second_keeps_its_order(
     kube: Kube, job: Any, kubeconfig: Path, namespace: str, reader: str
 ) -> None:
-    recorder = Recorder(kube, "operator")
+    recorder = EventRecorder(kube, "operator")
     words = [f"number {i:02d} of a burst" for i in range(BURST)]
     for text in words:
         recorder.emit(job, Event(Reason.RECOVERING, text))
@@ -182,7 +182,7 @@ def test_a_burst_within_one_second_keeps_its_order(
 
 def test_repetitions_are_one_event_with_a_count(kube: Kube, job: Any, kubeconfig: Path, namespace: str) -> None:
     time_now = 0.0
-    recorder = Recorder(kube, "operator", lambda: time_now)
+    recorder = EventRecorder(kube, "operator", lambda: time_now)
 
     def say(times: int) -> None:
         for _ in range(times):
@@ -210,7 +210,7 @@ def test_repetitions_are_one_event_with_a_count(kube: Kube, job: Any, kubeconfig
 def test_a_repetition_of_an_event_that_is_no_longer_kept_is_told_anew(
     kube: Kube, job: Any, kubeconfig: Path, namespace: str
 ) -> None:
-    recorder = Recorder(kube, "operator")
+    recorder = EventRecorder(kube, "operator")
     recorder.emit(job, Event(Reason.RECOVERING, "again"))
     flush(recorder)
     kubectl(kubeconfig, "-n", namespace, "delete", "events", "--all")
@@ -221,7 +221,7 @@ def test_a_repetition_of_an_event_that_is_no_longer_kept_is_told_anew(
 
 
 def test_a_message_of_any_length_and_script_is_taken(kube: Kube, job: Any, kubeconfig: Path, namespace: str) -> None:
-    recorder = Recorder(kube, "operator")
+    recorder = EventRecorder(kube, "operator")
     recorder.emit(job, Event(Reason.SAVE_FAILED, "Plattenfüllstände: 満杯 " * 200, "Warning"))
     flush(recorder)
     [found] = listed(kubeconfig, namespace)
@@ -240,7 +240,7 @@ def test_an_event_whose_answer_was_lost_is_written_once(job: Any, kubeconfig: Pa
         return answer
 
     kube._transport.request = request  # type: ignore[method-assign]
-    recorder = Recorder(kube, "operator")
+    recorder = EventRecorder(kube, "operator")
     recorder.emit(job, Event(Reason.RECOVERING, "once"))
     flush(recorder)
     kube.close()
@@ -249,7 +249,7 @@ def test_an_event_whose_answer_was_lost_is_written_once(job: Any, kubeconfig: Pa
 
 
 def test_what_was_said_before_the_end_is_written(kube: Kube, job: Any, kubeconfig: Path, namespace: str) -> None:
-    recorder = Recorder(kube, "operator")
+    recorder = EventRecorder(kube, "operator")
 
     async def live_and_end() -> None:
         running = asyncio.create_task(recorder.run())

@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 
 from holdfast_contract.exits import ExitCode
-from holdfast_operator.gateway import access
+from holdfast_operator.gateway import cluster_access
 from holdfast_operator.watch import kopf_watch as watch
 from localkube.access import ClusterAccess
 from tests.support.cluster.crd_server import connect, install_definition
@@ -26,14 +26,14 @@ def test_a_watch_that_has_gone_silent_is_proven_dead(cluster: ClusterAccess, nam
 
     def hear(resource: str, event: str, item: Mapping[str, Any]) -> None:
         if not deaf.is_set():
-            audit.told(resource, event, item)
+            audit.delivered(resource, event, item)
 
-    running = watch.Watch(str(cluster.kubeconfig), namespace, hear)
+    running = watch.KopfWatch(str(cluster.kubeconfig), namespace, hear)
     running.start()
     try:
         with connect(cluster.kubeconfig, namespace) as jobs:
             first = jobs.create(training_job("first", namespace=namespace))["metadata"]
-            until(lambda: audit._told.get(watch.JOBS, {}).get(first["uid"]), 20, "the watch tells")
+            until(lambda: audit._delivered.get(watch.JOBS, {}).get(first["uid"]), 20, "the watch tells")
             audit.listed(watch.JOBS, {first["uid"]: first["resourceVersion"]})
             deaf.set()
             second = jobs.create(training_job("second", namespace=namespace))["metadata"]
@@ -82,9 +82,9 @@ def test_wrong_settings_end_with_their_name(cluster: ClusterAccess, tmp_path: Pa
 
 def test_a_watch_that_ends_says_so(cluster: ClusterAccess, tmp_path: Path) -> None:
     del cluster
-    running = watch.Watch(str(tmp_path / "no-kubeconfig"), "default", lambda *_: None)
+    running = watch.KopfWatch(str(tmp_path / "no-kubeconfig"), "default", lambda *_: None)
     running.start()
     try:
-        assert isinstance(running.ended.exception(timeout=20), access.AccessError)
+        assert isinstance(running.ended.exception(timeout=20), cluster_access.AccessError)
     finally:
         running.stop()

@@ -12,16 +12,16 @@ from kubernetes.client import CoreV1Api
 
 from holdfast_contract import keys
 from holdfast_contract.sync import LEADER_HEADER, PROTOCOL, Report, TrainerPhase
-from holdfast_operator.gateway.errors import Conflict
 from holdfast_operator.gateway.kube import Kube
-from holdfast_operator.lease import Elector, Times
+from holdfast_operator.gateway.kube_errors import Conflict
+from holdfast_operator.lease import ElectionTimes, LeaderElector
 from localkube.access import ClusterAccess
 from tests.support.cluster.crd_server import connect, install_definition
 from tests.support.cluster.manifests import training_job
 from tests.support.operator.process import OperatorProcess
 from tests.support.polling import until, until_async
 
-QUICK = Times(duration_seconds=1.5, renew_deadline_seconds=1.0, retry_seconds=0.1)
+QUICK = ElectionTimes(duration_seconds=1.5, renew_deadline_seconds=1.0, retry_seconds=0.1)
 REPORT = Report(PROTOCOL, 0, "", TrainerPhase.NONE)
 
 
@@ -35,7 +35,7 @@ class HeldClock:
         return self.now
 
 
-class CountingElector(Elector):
+class CountingElector(LeaderElector):
     """Says how often it has looked at the Lease."""
 
     attempts = 0

@@ -15,7 +15,7 @@ from holdfast_contract.reasons import Condition, Reason, SaveOutcome
 from holdfast_contract.sync import Action, Directive, Inspection
 from holdfast_operator.decide import conditions
 from holdfast_operator.decide.rules import preparation
-from holdfast_operator.gateway.errors import Invalid
+from holdfast_operator.gateway.kube_errors import Invalid
 from holdfast_operator.sync_endpoint.board import PodIdentity
 from tests.support.operator.reconcile_rig import CONTROL, Rig
 

@@ -27,12 +27,16 @@ from holdfast_contract.runfolder import RunFolder
 from tests.support.polling import until
 
 PROGRAM = """
-import sys, time
+import os, sys, time
 import jax.numpy as jnp
 import holdfast
 from holdfast.store.format import fs
 
-fs.set_fault_hook(lambda operation, path: time.sleep(0.2) if operation == "before:sync-file" else None)
+def hold_until_released(operation, path):
+    while operation == "before:sync-file" and not os.path.exists(sys.argv[2]):
+        time.sleep(0.01)
+
+fs.set_fault_hook(hold_until_released)
 def begin():
     checkpointer = holdfast.Checkpointer(sys.argv[1], {"w": jnp.ones(8)})
     handle = checkpointer.save(checkpointer.restore() + 1, model={"w": jnp.ones(8)})
@@ -56,13 +60,14 @@ def ends(tmp_path_factory: pytest.TempPathFactory) -> dict[str, tuple[int, Path]
     for name, (tail, _) in ENDS.items():
         folder = tmp_path_factory.mktemp("end")
         log = (folder / "log").open("wb")
-        command = [sys.executable, "-c", PROGRAM + tail, str(folder / "checkpoints")]
+        command = [sys.executable, "-c", PROGRAM + tail, str(folder / "checkpoints"), str(folder / "release")]
         environment = os.environ | {"JAX_PLATFORMS": "cpu"}
         running[name] = (subprocess.Popen(command, stdout=log, stderr=log, env=environment), folder)
     for name, (process, folder) in running.items():
+        until(lambda folder=folder: "saving" in (folder / "log").read_text(), 60, "a save")  # type: ignore[misc]
         if "SIGTERM" in name:
-            until(lambda folder=folder: "saving" in (folder / "log").read_text(), 60, "a save")  # type: ignore[misc]
             process.send_signal(signal.SIGTERM)
+        (folder / "release").touch()
     return {name: (process.wait(60), folder / "checkpoints" / "default") for name, (process, folder) in running.items()}
 
 

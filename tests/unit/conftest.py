@@ -16,7 +16,7 @@ from typing import Any, Final, NoReturn
 import pytest
 from jax import monitoring
 
-ELSEWHERE: Final = "tests/packaging, storage, state, train and agent are for tests that need it"
+ELSEWHERE: Final = "tests/packaging, storage, training and agent are for tests that need it"
 PROCESS_EVENTS: Final = frozenset(
     {"subprocess.Popen", "os.fork", "os.forkpty", "os.posix_spawn", "os.spawn", "os.system", "os.exec"}
 )

@@ -17,7 +17,7 @@ from holdfast_contract.api import TrainingJobStatus
 from holdfast_contract.exits import ExitCode
 from holdfast_contract.reasons import Cause
 from holdfast_contract.sync import Directive, FailureHistory
-from holdfast_operator.decide import failures
+from holdfast_operator.decide import failure_history
 from tests.support.operator.decide_world import World, spec
 
 AGENT = {
@@ -135,7 +135,7 @@ def test_a_worker_that_was_told_to_end_and_saved_has_not_failed() -> None:
 def test_only_what_was_asked_for_or_saved_in_time_is_no_failure(cause: Cause, lost_steps: int) -> None:
     known = trained().status
     prepared = cause is Cause.USER_REQUEST or (cause in {Cause.PREEMPTION, Cause.EVICTED} and not lost_steps)
-    assert failures.after(known, cause, lost_steps=lost_steps).count == (0 if prepared else 1)
+    assert failure_history.after_end(known, cause, lost_steps=lost_steps).count == (0 if prepared else 1)
 
 
 @settings(max_examples=25, deadline=None)

@@ -18,7 +18,7 @@ from holdfast_contract.sync import (
     TrainerExit,
     TrainerPhase,
 )
-from holdfast_operator.decide import goodput
+from holdfast_operator.decide import job_goodput
 from tests.support.operator.decide_world import World
 
 numbers = st.integers(0, 2**53)
@@ -80,7 +80,7 @@ def strike(world: World, said: list[Report]) -> None:
         plan.status.model_dump_json(by_alias=True, exclude_none=True)
         until: Any = world.status.goodput.accounted_until
         if until is not None:
-            assert all(0 <= ms < 2**53 for ms in goodput.milliseconds(world.status).values())
+            assert all(0 <= ms < 2**53 for ms in job_goodput.milliseconds(world.status).values())
 
 
 @settings(max_examples=150, deadline=None)

@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 
 from holdfast_contract.reasons import Bucket, Cause, Condition, SaveOutcome
 from holdfast_contract.sync import Action, Inspection
-from holdfast_operator.decide import conditions, goodput
+from holdfast_operator.decide import conditions, job_goodput
 from holdfast_operator.decide.causes import Evidence, classify
 from holdfast_operator.decide.members import JobView
 from tests.support.operator.decide_world import START, World, spec
@@ -110,7 +110,7 @@ def exact_sum(world: World) -> None:
     if account.accounted_until is None:
         return
     until = round((account.accounted_until - START) / timedelta(milliseconds=1))
-    assert sum(goodput.milliseconds(world.status).values()) == until
+    assert sum(job_goodput.milliseconds(world.status).values()) == until
     assert set(account.buckets) <= {b.value for b in Bucket}
     assert all(v >= 0 for v in account.buckets.values())
 

@@ -11,9 +11,10 @@ from hypothesis import strategies as st
 
 from holdfast_contract.reasons import Metric
 from holdfast_operator.decide.actions import Count
-from holdfast_operator.gateway.errors import TooManyRequests
+from holdfast_operator.gateway.kube_errors import TooManyRequests
 from holdfast_operator.reconcile.queue import WorkQueue
 from tests.support import virtual_time
+from tests.support.polling import until_async
 
 
 class Counts:
@@ -45,11 +46,6 @@ def play(work: Work, script: Callable[[WorkQueue], Awaitable[None]]) -> Counts:
     return counts
 
 
-async def until(holds: Callable[[], bool]) -> None:
-    while not holds():  # noqa: ASYNC110  a condition on plain values
-        await asyncio.sleep(0.001)
-
-
 @given(st.lists(st.tuples(st.sampled_from("abc"), st.sampled_from([0.0, 0.001, 0.01])), min_size=1, max_size=30))
 @settings(max_examples=25, deadline=None)
 def test_each_key_is_worked_on_after_its_last_wake_up_and_never_twice_at_once(adds: list[tuple[str, float]]) -> None:
@@ -76,7 +72,7 @@ def test_each_key_is_worked_on_after_its_last_wake_up_and_never_twice_at_once(ad
             added[name] = moment
             queue.add("ns", name, delay)
             await asyncio.sleep(0)
-        await until(lambda: all(last_start.get(n, 0) > at for n, at in added.items()) and not inside.total())
+        await until_async(lambda: all(last_start.get(n, 0) > at for n, at in added.items()) and not inside.total(), 10)
 
     play(work, script)
 
@@ -90,7 +86,7 @@ def test_wake_ups_before_the_work_begins_are_one() -> None:
     async def script(queue: WorkQueue) -> None:
         for _ in range(100):
             queue.add("ns", "a")
-        await until(lambda: bool(seen))
+        await until_async(lambda: bool(seen), 10)
         await asyncio.sleep(0.05)
 
     play(work, script)
@@ -108,7 +104,7 @@ def test_the_earlier_of_two_wishes_counts() -> None:
         queue.add("ns", "a", 60)
         queue.add("ns", "a", 0.02)
         queue.add("ns", "a", 30)
-        await until(lambda: bool(loop_times))
+        await until_async(lambda: bool(loop_times), 10)
         assert loop_times[0] - began < 1
 
     play(work, script)
@@ -128,7 +124,7 @@ def test_a_failing_key_backs_off_and_the_others_go_on() -> None:
     async def script(queue: WorkQueue) -> None:
         queue.add("ns", "bad")
         queue.add("ns", "good")
-        await until(lambda: len(tries) == 3)
+        await until_async(lambda: len(tries) == 3, 10)
 
     counts = play(work, script)
     assert tries[1] - tries[0] >= 0.35
@@ -148,7 +144,7 @@ def test_retry_after_is_honoured() -> None:
 
     async def script(queue: WorkQueue) -> None:
         queue.add("ns", "a")
-        await until(lambda: len(tries) == 2)
+        await until_async(lambda: len(tries) == 2, 10)
 
     play(work, script)
     assert tries[1] - tries[0] >= 1.2

@@ -1,19 +1,25 @@
-"""The product's decisions, pure: no input or output, no clock, no Kubernetes. Begin with ``plan``.
+"""The operator's decisions, pure: no input or output, no clock, no Kubernetes. Begin with ``precedence``.
 
-In the order in which they are best read:
+Read in this order:
 
-- ``plan``: the rules in their order, and what becomes of a rule's answer. ``actions``: what an answer can be.
+- ``precedence``: the rules in their order, and what happens with a rule's answer. ``actions``: what an answer can be.
 - ``facts``: what the operator observes. ``members``: which pod is which worker, by the numbers in the status.
-- ``rules``: one file each, in the order of ``plan.PRECEDENCE``.
-- What the rules share: ``attempts`` (how one ends and the next begins), ``replacement`` (new pods for doomed workers while
-  training goes on), ``ending`` and ``stopping`` (of the whole job), ``causes`` (why a worker ended), ``notices`` (patterns
-  that say that a place goes away), ``preemption_record``, ``saves`` (asking for one and judging it), ``budget``,
-  ``progress``, ``storage``, ``failures``.
-- What follows without a decision: ``reports`` (from agents' reports to the status), ``effects`` (pods and timers),
-  ``directives`` (to the agents), ``children`` (a pod's manifest), ``conditions``, ``goodput``.
+- ``rules``: one file each, in the order of ``precedence.PRECEDENCE``.
+- What several rules need:
+  ``attempts`` (how an attempt ends and the next begins), ``replacement`` (new pods for workers on doomed nodes, while
+  training continues), ``stopping`` (save and stop all workers), ``ending`` (the job ends), ``causes`` (why a worker
+  ended), ``notices`` (what announces the loss of a node or pod), ``preemption_record`` (the newest notice in the
+  status), ``requested_saves`` (request a save and judge its outcome), ``failure_budget``, ``failure_history``,
+  ``step_progress``, ``run_inspection`` (what the run's folder contains).
+- What follows without a decision: ``reports`` (from the agents' reports to the status), ``effects`` (pods and timers),
+  ``directives`` (to the agents), ``children`` (a pod's manifest), ``conditions``, ``job_goodput``.
 
-Words: an attempt is *active* when its processes may run. The next one is *prepared* (``status.transition``), either while
-the active one trains on (``transition.training``: a *replacement*) or after it has ended. A *status decision* is stored
-before anything follows from it. To *switch* is to end the active attempt in favour of a prepared replacement. A *member*
-is the pod that stands for an index now; an *incoming* pod will after the switch.
+Words:
+
+- An attempt is *active* when its trainers may run. The next attempt is *prepared* (``status.transition``), either after
+  the active one has ended or while it still trains (``transition.training``: a *replacement*).
+- A *status decision* is stored before anything follows from it.
+- To *switch* is to end the active attempt and begin the prepared one.
+- A *member* is the pod that is a worker now. An *incoming* pod becomes a member at the switch.
+- A node is *doomed* when a notice says that it goes away, or when it is lost.
 """

@@ -1,4 +1,4 @@
-"""What a decision can ask for: the vocabulary of a Plan."""
+"""What a decision can be, and what a plan consists of."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from holdfast_contract.sync import Directive
 
 @dataclass(frozen=True)
 class CreatePod:
-    """Create the pod of a worker. Its name follows from index and attempt, so doing it twice is doing it once."""
+    """Create the pod of a worker. Its name follows from index and attempt, so a repetition creates no second pod."""
 
     index: int
     attempt: int
@@ -23,15 +23,15 @@ class CreatePod:
 
 @dataclass(frozen=True)
 class DeletePod:
-    """Delete exactly this pod (by UID)."""
+    """Delete the pod with exactly this UID."""
 
     name: str
     uid: str
-    grace_seconds: int | None = None  # None: the pod's own
+    grace_seconds: int | None = None  # None: the pod's own grace period
 
 
 class Finalizer(enum.Enum):
-    """Put our finalizer on the job, or take it away."""
+    """Add the operator's finalizer to the job, or remove it."""
 
     ADD = "add"
     REMOVE = "remove"
@@ -39,7 +39,7 @@ class Finalizer(enum.Enum):
 
 @dataclass(frozen=True)
 class DeleteJob:
-    """Delete the finished job (its time to live is over)."""
+    """Delete the finished job: its time to live is over."""
 
 
 Action = CreatePod | DeletePod | Finalizer | DeleteJob
@@ -47,7 +47,7 @@ Action = CreatePod | DeletePod | Finalizer | DeleteJob
 
 @dataclass(frozen=True)
 class Event:
-    """A Kubernetes Event about the job, emitted once the status that contains its cause is written."""
+    """A Kubernetes Event about the job, emitted once the status with its cause is stored."""
 
     reason: Reason
     message: str
@@ -56,7 +56,7 @@ class Event:
 
 @dataclass(frozen=True)
 class Count:
-    """A metric that moves once the status that contains its cause is written."""
+    """A change of a metric, made once the status with its cause is stored."""
 
     metric: Metric
     amount: float = 1.0
@@ -65,7 +65,7 @@ class Count:
 
 @dataclass(frozen=True)
 class StatusDecision:
-    """A decision that must be remembered before anything follows from it: a new status and what to tell the world."""
+    """A decision that must be stored before anything follows from it: a new status, with its Events and counts."""
 
     status: TrainingJobStatus
     events: tuple[Event, ...] = ()
@@ -74,17 +74,17 @@ class StatusDecision:
 
 @dataclass(frozen=True)
 class Wait:
-    """Nothing to decide, and no later rule has a say. Look again after so many seconds."""
+    """Nothing changes, and no later rule is asked. The next pass follows after ``seconds`` at the latest."""
 
     seconds: float
 
 
 @dataclass(frozen=True)
-class Plan:
-    """The result of a decision.
+class JobPlan:
+    """What one pass does.
 
-    A plan either stores a decision (no ``actions``; ``directives`` None, which leaves the published ones; the next pass
-    follows at once) or brings about what the stored status says already.
+    A plan either stores a decision or brings about what the stored status says. In the first case it has no
+    ``actions``, ``directives`` is None (the published ones stay), and the next pass follows at once.
     """
 
     status: TrainingJobStatus

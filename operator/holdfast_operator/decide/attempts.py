@@ -1,6 +1,10 @@
-"""Attempts: how one ends, how the next is prepared and how it begins.
+"""Attempts: how one ends, how the next is prepared, and how it begins.
 
-Every function here returns a status: a number grows in it before any pod or process of that attempt exists.
+active ──finish──► ended ──restart──► next attempt prepared ──begin_if_ready──► active
+                                          │      ▲
+                                          └──────┘ renumber: a pod became unusable meanwhile
+
+Every function returns a status. The attempt's number is stored before any pod or process of that attempt exists.
 """
 
 from __future__ import annotations
@@ -8,20 +12,27 @@ from __future__ import annotations
 from collections.abc import Iterable
 from typing import Final
 
-from holdfast_contract.api import AttemptEnd, Strategy, TrainingJobStatus, Transition
+from holdfast_contract.api import AttemptEnd, CheckpointPoint, Strategy, TrainingJobStatus, Transition
 from holdfast_contract.reasons import Cause, Metric, Reason
-from holdfast_operator.decide import failures, goodput, progress, storage
+from holdfast_operator.decide import failure_history, job_goodput, run_inspection, step_progress
 from holdfast_operator.decide.actions import Count, Event, StatusDecision
 from holdfast_operator.decide.causes import End
 from holdfast_operator.decide.members import JobView
 
 FREE_ATTEMPTS: Final = 3
-"""How many attempts in a row may end without a step before the next one has to wait."""
+"""How many attempts in a row may end without a completed step before the next one has to wait."""
 LONGEST_PAUSE_SECONDS: Final = 60.0
 
 
 def finish(view: JobView, cause: Cause, *, message: str, end: End | None = None) -> TrainingJobStatus:
-    """The status once the active attempt is over: its end is written down and its lost steps are accounted."""
+    """The status after the active attempt: its end is recorded, and its lost steps are accounted.
+
+    Args:
+        view: the job.
+        cause: why the attempt ended.
+        message: the same in words.
+        end: the end of the first worker, if one ended.
+    """
     record = AttemptEnd(
         attempt=view.status.active_attempt,
         cause=cause,
@@ -31,37 +42,34 @@ def finish(view: JobView, cause: Cause, *, message: str, end: End | None = None)
         last_lines=end.last_lines[-8192:] if end is not None else "",
     )
     lost = lost_steps(view)
-    status = goodput.charge_rework(view, lost)
-    counted = failures.after(status, cause, lost_steps=lost)
+    status = job_goodput.charge_rework(view, lost)
+    counted = failure_history.after_end(status, cause, lost_steps=lost)
     return status.model_copy(update={"last_end": record, "end_seen_at": None, "save": None, "failures": counted})
 
 
 def lost_steps(view: JobView) -> int:
     """Steps of the active attempt that are not in any committed checkpoint."""
     newest = view.status.checkpoint.newest
-    return max(0, progress.reached(view) - (newest.step if newest is not None else 0))
+    return max(0, step_progress.reached(view) - (newest.step if newest is not None else 0))
 
 
 def restart(
     view: JobView, status: TrainingJobStatus, cause: Cause, *, workers: Iterable[int], nodes: Iterable[str], why: str
 ) -> StatusDecision:
-    """The next attempt, for a cause that is counted here and nowhere else.
+    """Prepare the next attempt. Its cause is counted here and nowhere else.
 
-    ``workers`` get new pods away from ``nodes``; the others start anew in place. Where a replacement was being prepared,
-    the attempt that it has numbered already is this one.
+    If a replacement is being prepared, its attempt becomes the next one.
+
+    Args:
+        view: the job before the end.
+        status: the status after the end, by ``finish``.
+        cause: why the attempt ended.
+        workers: these get new pods; the others restart their trainers in place.
+        nodes: the new pods avoid these nodes.
+        why: the cause in words, for the Event.
     """
-    transition = status.transition
-    number = transition.attempt if transition is not None and transition.training else status.attempt + 1
-    indices = set(workers) | set(transition.workers if transition is not None else ())
-    if view.spec.recovery.strategy is Strategy.RECREATE:
-        indices = set(range(view.spec.replicas))
-    following = Transition(
-        attempt=number,
-        cause=cause,
-        workers=tuple(sorted(indices)),
-        nodes=tuple(sorted({*nodes, *(transition.nodes if transition is not None else ())})),
-        began_at=view.now,
-    )
+    following = _following(view, status, cause, workers, nodes)
+    number = following.attempt
     restarts = dict(status.restarts)
     restarts[cause.value] = restarts.get(cause.value, 0) + 1
     status = status.model_copy(
@@ -74,15 +82,33 @@ def restart(
     )
     lost = status.goodput.steps_lost - view.status.goodput.steps_lost
     counts = (Count(Metric.RESTARTS, labels={"cause": cause.value}), Count(Metric.STEPS_LOST, float(lost)))
-    event = Event(Reason.RECOVERING, f"attempt {number} follows ({cause.value}): {why}")
+    event = Event(Reason.RECOVERING, f"attempt {number} is next (cause {cause.value}): {why}")
     begun = begin_if_ready(view, status)
     if begun is None:
         return StatusDecision(status, (event,), counts)
     return StatusDecision(begun.status, (event, *begun.events), counts)
 
 
+def _following(
+    view: JobView, status: TrainingJobStatus, cause: Cause, workers: Iterable[int], nodes: Iterable[str]
+) -> Transition:
+    """The preparation of the next attempt, which takes over a replacement that is under way."""
+    transition = status.transition
+    number = transition.attempt if transition is not None and transition.training else status.attempt + 1
+    indices = set(workers) | set(transition.workers if transition is not None else ())
+    if view.spec.recovery.strategy is Strategy.RECREATE:
+        indices = set(range(view.spec.replicas))
+    return Transition(
+        attempt=number,
+        cause=cause,
+        workers=tuple(sorted(indices)),
+        nodes=tuple(sorted({*nodes, *(transition.nodes if transition is not None else ())})),
+        began_at=view.now,
+    )
+
+
 def backoff_left_seconds(view: JobView, status: TrainingJobStatus) -> float:
-    """Seconds until the prepared attempt may begin. Attempts that reach no step, whatever ends them, slow down."""
+    """Seconds until the prepared attempt may begin. After FREE_ATTEMPTS without a step, the wait doubles each time."""
     transition, known = status.transition, status.progress
     if transition is None or transition.cause is None or transition.began_at is None:
         return 0.0
@@ -95,18 +121,21 @@ def backoff_left_seconds(view: JobView, status: TrainingJobStatus) -> float:
 
 
 def begin_if_ready(view: JobView, status: TrainingJobStatus) -> StatusDecision | None:
-    """The prepared attempt begins, if every worker can start a trainer now."""
+    """Begin the prepared attempt if every worker can start a trainer now; else None.
+
+    It restores the newest checkpoint, which becomes its pin.
+    """
     transition = status.transition
     if transition is None or transition.training or not view.under(status).gang_ready:
         return None
     if backoff_left_seconds(view, status) > 0:
         return None
     newest = status.checkpoint.newest
-    if storage.must_be_looked_into(view.under(status)):
-        found = storage.inspection_of(view.under(status))
+    if run_inspection.inspection_is_needed(view.under(status)):
+        found = run_inspection.inspection_of(view.under(status))
         if found is None:
             return None
-        newest = storage.newest(view, status, found)
+        newest = run_inspection.newest_checkpoint(view, status, found)
     claimed = view.status.progress is not None and view.status.progress.attempt >= (status.take_over_attempt or 0)
     takes_over = status.take_over_attempt is not None and not claimed
     begun = status.model_copy(
@@ -115,21 +144,28 @@ def begin_if_ready(view: JobView, status: TrainingJobStatus) -> StatusDecision |
             "take_over_attempt": transition.attempt if takes_over else status.take_over_attempt,
             "transition": None,
             "end_seen_at": None,
-            "failures": failures.at_begin(status),
+            "failures": failure_history.at_attempt_start(status),
             "checkpoint": status.checkpoint.model_copy(update={"newest": newest, "pinned": newest, "restored": None}),
         }
     )
-    origin = f"from attempt {newest.attempt}, step {newest.step}" if newest is not None else "from the beginning"
-    kept = "in new pods" if transition.cause is None else "in place"
-    places = f"new pods for workers {list(transition.workers)}" if transition.workers else kept
+    return StatusDecision(begun, (_begun_event(transition, newest),))
+
+
+def _begun_event(transition: Transition, newest: CheckpointPoint | None) -> Event:
+    checkpoint = None if newest is None else f"the checkpoint of attempt {newest.attempt}, step {newest.step}"
+    unchanged = "in new pods" if transition.cause is None else "in the same pods"
+    pods = f"with new pods for workers {list(transition.workers)}" if transition.workers else unchanged
     reason = Reason.ATTEMPT_STARTED if transition.workers or transition.cause is None else Reason.RESTARTING_IN_PLACE
-    return StatusDecision(begun, (Event(reason, f"attempt {transition.attempt} begins {origin}, {places}"),))
+    return Event(reason, f"attempt {transition.attempt} begins from {checkpoint or 'the initial state'}, {pods}")
 
 
 def renumber(view: JobView, workers: Iterable[int], *, anywhere: bool = False) -> StatusDecision:
-    """The preparation goes on under a new number: these workers' pods have become useless before the attempt began.
+    """Continue the preparation under a new number, because pods became unusable before the attempt began.
 
-    ``anywhere``: the new ones may go to any node that is not doomed now.
+    Args:
+        view: the job.
+        workers: their pods are replaced.
+        anywhere: the new pods avoid only the nodes that are doomed now, not those of the preparation.
     """
     status = view.status
     number = status.attempt + 1
@@ -141,7 +177,6 @@ def renumber(view: JobView, workers: Iterable[int], *, anywhere: bool = False) -
         nodes = () if anywhere else transition.nodes
         changes = {"attempt": number, "workers": tuple(sorted(again)), "nodes": nodes}
         update["transition"] = transition.model_copy(update=changes)
-    named = ", ".join(str(w) for w in sorted(workers))
-    why = "finds no place away from nodes that were doomed" if anywhere else "cannot be used"
-    message = f"attempt {number} takes over the preparation: the pod of worker {named} {why}"
+    why = "were not scheduled while they avoided nodes that are not doomed any more" if anywhere else "became unusable"
+    message = f"attempt {number} is prepared instead: the pods of workers {sorted(workers)} {why}"
     return StatusDecision(status.model_copy(update=update), (Event(Reason.WORKERS_PENDING, message),))

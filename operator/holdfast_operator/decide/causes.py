@@ -1,4 +1,4 @@
-"""Why an attempt ended: a total classification of what can be seen of one worker, and which worker was first."""
+"""Why an attempt ended: the cause of each worker's end, and which worker ended first (the culprit)."""
 
 from __future__ import annotations
 
@@ -14,17 +14,16 @@ from holdfast_operator.decide.facts import PodFact
 from holdfast_operator.decide.members import JobView, Worker
 
 SETTLE_SECONDS: Final = 0.5
-"""How long a killed trainer (137, 143) waits to be called the culprit: another rank's own end may still be on its way."""
+"""How long a killed trainer (137, 143) is not yet the culprit: the report of another rank's end may be on its way."""
 CULPRIT_SECONDS: Final = 60.0
-"""How long a trainer that merely follows others (134, peer lost) waits for the culprit to show: a lost node takes that
-long to be noticed."""
+"""How long a trainer that aborted (134, peer lost) is not yet the culprit: a lost node is noticed only after this time."""
 
 _ABORTED: Final = frozenset({int(ExitCode.PEER_LOST), 134})
 _STOPPED: Final = frozenset({int(ExitCode.SAVED), int(ExitCode.NOT_SAVED)})
 
 _BY_CODE: Final[Mapping[int, Cause]] = MappingProxyType(
     {
-        ExitCode.SAVED: Cause.PREEMPTION,  # somebody sent SIGTERM: the platform's way to say that it wants the place
+        ExitCode.SAVED: Cause.PREEMPTION,  # it received SIGTERM: the platform reclaims the node or the pod
         ExitCode.NOT_SAVED: Cause.PREEMPTION,
         ExitCode.ORPHANED: Cause.ORPHANED,
         ExitCode.SUPERSEDED: Cause.POD_LOST,
@@ -57,7 +56,7 @@ _BY_POD_REASON: Final[Mapping[str, Cause]] = MappingProxyType(
 
 @dataclass(frozen=True)
 class Evidence:
-    """What is seen of one worker whose part in the attempt is over. The most telling fact comes first."""
+    """What is observed of one worker whose part in the attempt has ended. The strongest evidence comes first."""
 
     node_lost: bool = False
     disruption: str = ""
@@ -71,7 +70,7 @@ class Evidence:
 
 
 def classify(evidence: Evidence) -> Cause:
-    """The one cause of an end. Total: what nobody knows is Unknown, which counts against the budget."""
+    """The cause of an end. Every evidence has one: without any clue it is Unknown, which counts against the budget."""
     if evidence.node_lost:
         return Cause.NODE_LOST
     if evidence.disruption:
@@ -107,54 +106,53 @@ class End:
 
     @property
     def code(self) -> int | None:
-        """Exit code of the trainer, or of the container if that is all there is."""
+        """Exit code of the trainer; if it is unknown, that of the container."""
         return self.evidence.exit_code
 
     @property
     def done(self) -> bool:
-        """Whether training reached its end here."""
-        ours = self.cause in {Cause.UNKNOWN, Cause.PREEMPTION}  # a finished pod may be deleted without harm
-        return self.code == int(ExitCode.DONE) and ours
+        """Whether this worker finished training."""
+        counts = self.cause in {Cause.UNKNOWN, Cause.PREEMPTION}  # deleting a finished pod does no harm
+        return self.code == int(ExitCode.DONE) and counts
 
     @property
     def stopped(self) -> bool:
-        """Whether the trainer ended because somebody asked it to."""
+        """Whether the trainer ended because it was asked to stop."""
         return self.code in _STOPPED
 
     @property
     def aborted(self) -> bool:
-        """Whether this end is of a kind that follows another rank's."""
+        """Whether the trainer aborted, which only follows another rank's end."""
         return self.code in _ABORTED and self.cause in {Cause.FAILURE, Cause.UNKNOWN}
 
     @property
     def follows(self) -> bool:
-        """Whether this end may merely follow another rank's."""
+        """Whether this end may be the consequence of another rank's end."""
         return self.code in FOLLOWER_CODES and self.cause in {Cause.FAILURE, Cause.UNKNOWN}
 
     @property
     def pod_is_gone(self) -> bool:
-        """Whether a new pod is needed."""
+        """Whether the worker needs a new pod."""
         pod = self.worker.pod
         return pod is None or pod.finished or pod.terminating or self.evidence.node_lost
 
     @property
     def sentence(self) -> str:
-        """What happened, for people."""
-        pod = self.worker.pod
-        name = f"worker {self.worker.index}"
-        if self.evidence.node_lost and pod is not None:
-            return f"{name}: node {pod.node} is lost"
-        if self.evidence.absent:
-            return f"{name}: its pod is gone"
+        """What happened, for conditions and Events."""
+        pod, index = self.worker.pod, self.worker.index
+        if pod is None:
+            return f"the pod of worker {index} no longer exists"
+        if self.evidence.node_lost:
+            return f"node {pod.node} is lost, and worker {index} with it"
+        place = f" on node {pod.node}" if pod.node else ""
         if self.code is None:
-            return (
-                f"{name}: pod {pod.name if pod else ''} ended ({self.evidence.pod_reason or self.evidence.pod_phase})"
-            )
-        return f"{name}: its trainer ended with code {self.code}"
+            reason = self.evidence.pod_reason or self.evidence.pod_phase
+            return f"pod {pod.name} of worker {index}{place} ended ({reason})"
+        return f"the trainer of worker {index}{place} exited with code {self.code}"
 
 
 def ends(view: JobView) -> tuple[End, ...]:
-    """All workers whose part in the active attempt is over."""
+    """The ends of all workers whose part in the active attempt is over, in the order of their index."""
     return tuple(end for worker in view.workers for end in _end_of(view, worker))
 
 
@@ -195,7 +193,7 @@ def _evidence(pod: PodFact, *, lost: bool) -> Evidence:
 
 
 def culprit(found: tuple[End, ...]) -> End:
-    """The end that came first: one that follows nobody before one that may, and among equals the one known longest."""
+    """The first end: one that follows no other before one that may; among equals, the one reported longest ago."""
     return min(found, key=lambda e: (e.follows, e.aborted, -e.age_seconds, e.worker.index))
 
 
@@ -211,7 +209,7 @@ def open_seconds(view: JobView, found: tuple[End, ...]) -> float:
 
 
 def _others_live(view: JobView, found: tuple[End, ...]) -> bool:
-    """Whether every worker that has not ended has spoken since the first end was seen."""
+    """Whether every worker that has not ended has reported since the first end was seen."""
     since = view.status.end_seen_at
     if since is None:
         return False

@@ -1,4 +1,4 @@
-"""The objects that belong to a job: names, labels, and the pod of a worker made from the user's template."""
+"""The pods of a job: names, labels, and the manifest that is made from the user's template."""
 
 from __future__ import annotations
 
@@ -17,9 +17,9 @@ DEFAULT_ORPHAN_SECONDS: Final = 900
 
 @dataclass(frozen=True)
 class ControlSettings:
-    """How agents reach the control endpoint: its URL and the certificates (PEM) that they trust there.
+    """How agents reach the control endpoint: its URL, and the CA certificates (PEM) that they trust.
 
-    ``orphan_seconds``: how long an agent without a trainer waits for an endpoint that it cannot reach before it ends.
+    ``orphan_seconds``: how long an agent without a trainer tries to reach the endpoint before it exits.
     """
 
     url: str
@@ -28,12 +28,24 @@ class ControlSettings:
 
 
 def pod_name(job: str, index: int, attempt: int) -> str:
-    """The one name that the pod of this worker, created in this attempt, can have."""
+    """The only name that this worker's pod of this attempt can have.
+
+    Args:
+        job: the job's name.
+        index: the worker's index.
+        attempt: the attempt in which the pod is created.
+    """
     return f"{job}-{index}-{attempt}"
 
 
 def labels(job: JobFact, index: int, attempt: int) -> dict[str, str]:
-    """Labels of a worker's pod."""
+    """Labels of a worker's pod.
+
+    Args:
+        job: the job.
+        index: the worker's index.
+        attempt: the attempt in which the pod is created.
+    """
     return {
         keys.LABEL_JOB_NAME: job.name,
         keys.LABEL_JOB_UID: job.uid,
@@ -44,7 +56,13 @@ def labels(job: JobFact, index: int, attempt: int) -> dict[str, str]:
 
 
 def pod(job: JobFact, create: CreatePod, control: ControlSettings) -> dict[str, Any]:
-    """Manifest of a worker's pod. The user's template with the agent in front of the command, and nothing more."""
+    """Manifest of a worker's pod: the user's template, with the agent in front of the trainer's command.
+
+    Args:
+        job: the job.
+        create: worker, attempt, and nodes to avoid.
+        control: how the agent reaches the control endpoint.
+    """
     template = job.spec.template.to_manifest()
     metadata, spec = template.get("metadata", {}), template["spec"]
     spec["restartPolicy"] = "Never"
@@ -71,7 +89,7 @@ def pod(job: JobFact, create: CreatePod, control: ControlSettings) -> dict[str, 
 
 
 def owner_reference(job: JobFact) -> dict[str, Any]:
-    """What makes an object the job's own: the garbage collector removes it with the job."""
+    """The owner reference by which the garbage collector removes an object together with the job."""
     return {
         "apiVersion": keys.API_VERSION,
         "kind": keys.KIND,
@@ -137,7 +155,7 @@ def _volumes() -> list[dict[str, Any]]:
 
 
 def avoided_nodes(pod_spec: Mapping[str, Any]) -> frozenset[str]:
-    """The nodes that a pod's spec keeps it off by name: what ``_avoid`` wrote, and the user's own of that kind."""
+    """The nodes that a pod's spec excludes by name, by ``_avoid`` or by the user in the same form."""
     affinity = (pod_spec.get("affinity") or {}).get("nodeAffinity") or {}
     terms = (affinity.get("requiredDuringSchedulingIgnoredDuringExecution") or {}).get("nodeSelectorTerms") or []
     fields = [field for term in terms for field in term.get("matchFields") or []]
@@ -146,11 +164,11 @@ def avoided_nodes(pod_spec: Mapping[str, Any]) -> frozenset[str]:
 
 
 def _avoid(spec: dict[str, Any], nodes: tuple[str, ...]) -> None:
-    """Keep the pod off these nodes, in addition to whatever the user asks for (terms are alternatives, so in each)."""
+    """Exclude these nodes, in addition to the user's affinity. Its terms are alternatives, so each term gets them."""
     affinity = spec.setdefault("affinity", {})
     required = affinity.setdefault("nodeAffinity", {}).setdefault("requiredDuringSchedulingIgnoredDuringExecution", {})
     terms = required.setdefault("nodeSelectorTerms", [{}])
-    # By name, one per requirement as the API demands: the host name label may be absent or differ.
+    # By name, one per requirement as the API requires: the host name label may be absent or differ.
     fields = [{"key": "metadata.name", "operator": "NotIn", "values": [node]} for node in nodes]
     for term in terms:
         term["matchFields"] = [*term.get("matchFields", []), *fields]

@@ -1,4 +1,4 @@
-"""Conditions: those that a decision sets stay until another decision; those that follow from facts are derived anew."""
+"""Conditions: a decision's condition stays until another decision; those that follow from facts are derived each pass."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ Value = Literal["True", "False", "Unknown"]
 
 @dataclass(frozen=True)
 class Stamp:
-    """When a condition is set, and which generation of the spec it judges."""
+    """When a condition is set, and for which generation of the spec."""
 
     now: datetime
     generation: int
@@ -34,7 +34,16 @@ def put(
     reason: Reason,
     message: str = "",
 ) -> TrainingJobStatus:
-    """The status with this condition; its transition time moves only if its value does."""
+    """The status with this condition. Its transition time changes only if its value does.
+
+    Args:
+        at: the instant and the generation, or a view that has both.
+        status: the status to change.
+        kind: type of the condition.
+        value: status of the condition.
+        reason: one word for programs.
+        message: a sentence for people; cut to MAX_MESSAGE characters.
+    """
     before = get(status, kind)
     since = before.last_transition_time if before is not None and before.status == value else at.now
     generation = at.generation if isinstance(at, Stamp) else at.job.generation
@@ -52,7 +61,7 @@ def put(
 
 
 def get(status: TrainingJobStatus, kind: Condition) -> ConditionStatus | None:
-    """The condition, if it was ever set."""
+    """The condition; None if it was never set."""
     return next((c for c in status.conditions if c.type == kind.value), None)
 
 
@@ -63,12 +72,12 @@ def holds(status: TrainingJobStatus, kind: Condition) -> bool:
 
 
 def finished(status: TrainingJobStatus) -> bool:
-    """Whether the job has succeeded or failed: nothing starts any more."""
+    """Whether the job has succeeded or failed, so that nothing starts any more."""
     return holds(status, Condition.SUCCEEDED) or holds(status, Condition.FAILED)
 
 
 def derive(view: JobView, status: TrainingJobStatus) -> TrainingJobStatus:
-    """The status with the conditions that follow from facts, and the one word for people."""
+    """The status with the conditions that follow from facts, and with ``state``, the one word for people."""
     running, why, message = _running(view, status)
     status = put(view, status, Condition.RUNNING, value=running, reason=why, message=message)
     status = _checkpoint(view, status)
@@ -105,17 +114,19 @@ def _running(view: JobView, status: TrainingJobStatus) -> tuple[Value, Reason, s
     if status.workers.training == view.spec.replicas:
         return "True", Reason.TRAINING, f"all {view.spec.replicas} workers train in attempt {status.active_attempt}"
     if status.progress is not None and status.progress.attempt == status.active_attempt and status.end_seen_at:
-        return "False", Reason.RECOVERING, "a trainer has ended"
-    return "Unknown", Reason.STARTING, f"attempt {status.active_attempt} starts"
+        return "False", Reason.RECOVERING, "a trainer has ended; the operator determines the cause"
+    return "Unknown", Reason.STARTING, f"the trainers of attempt {status.active_attempt} are starting"
 
 
 def _missing(view: JobView, status: TrainingJobStatus) -> str:
+    """How many workers have reported, and what the others wait for."""
     waiting = [
         f"worker {w.index}: {w.pod.waiting or w.pod.phase}"
         for w in view.under(status).workers
         if w.pod is not None and view.last_report(w.pod) is None and not w.pod.terminating
     ]
-    return f"{status.workers.ready} of {view.spec.replicas} workers have answered; " + "; ".join(waiting[:8])
+    ready = f"{status.workers.ready} of {view.spec.replicas} workers have reported"
+    return "; ".join([ready, *waiting[:8]])
 
 
 def _checkpoint(view: JobView, status: TrainingJobStatus) -> TrainingJobStatus:
@@ -127,7 +138,7 @@ def _checkpoint(view: JobView, status: TrainingJobStatus) -> TrainingJobStatus:
     elif newest is None:
         reason, message = Reason.NO_CHECKPOINT_YET, ""
     else:
-        reason, message = Reason.CHECKPOINT_COMMITTED, f"a checkpoint of attempt {newest.attempt} exists"
+        reason, message = Reason.CHECKPOINT_COMMITTED, f"a checkpoint of attempt {newest.attempt} is committed"
     return put(view, status, Condition.CHECKPOINT_VALID, value=value, reason=reason, message=message)
 
 
@@ -135,18 +146,19 @@ def _preempted(view: JobView, status: TrainingJobStatus) -> TrainingJobStatus:
     record = status.preemption
     if record is None or not record.standing or record.notice is None:
         return put(view, status, Condition.PREEMPTED, value="False", reason=Reason.NO_NOTICE)
-    message = f"node {record.notice.node}: {record.notice.source}"
+    deadline = record.notice.deadline.strftime("%Y-%m-%dT%H:%M:%SZ")
+    message = f"notice for node {record.notice.node}: {record.notice.source}, deadline {deadline}"
     return put(view, status, Condition.PREEMPTED, value="True", reason=Reason.PREEMPTION_NOTICED, message=message)
 
 
 def get_reason(status: TrainingJobStatus, kind: Condition) -> str:
-    """The reason of a condition that is there."""
+    """The reason of a condition; "" if it was never set."""
     condition = get(status, kind)
     return condition.reason if condition is not None else ""
 
 
 def _state(status: TrainingJobStatus) -> str:
-    """The one word for people; nothing reads it."""
+    """The job's state in one word, for people; no code reads it."""
     if finished(status):
         return "Succeeded" if holds(status, Condition.SUCCEEDED) else "Failed"
     if holds(status, Condition.SUSPENDED):

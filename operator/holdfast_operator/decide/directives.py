@@ -1,4 +1,4 @@
-"""What each worker's agent is to do now. Only members are addressed: whoever is not named here is told to go."""
+"""What each worker's agent has to do now. A pod without a directive is not a member and must exit."""
 
 from __future__ import annotations
 
@@ -7,13 +7,13 @@ from collections.abc import Mapping
 from holdfast_contract import keys
 from holdfast_contract.reasons import Condition
 from holdfast_contract.sync import Action, Directive, SaveRequest
-from holdfast_operator.decide import conditions, failures, saves, storage
+from holdfast_operator.decide import conditions, failure_history, requested_saves, run_inspection
 from holdfast_operator.decide.facts import PodFact
 from holdfast_operator.decide.members import JobView
 
 
 def directives(view: JobView) -> Mapping[str, Directive] | None:
-    """One directive per member, by pod UID. None: what was said before still holds."""
+    """One directive per member and incoming pod, by pod UID. None: the published directives stay."""
     if conditions.holds(view.status, Condition.SUSPENDED):
         return {}
     members = [(w.index, w.pod) for w in view.workers if w.pod is not None]
@@ -38,17 +38,17 @@ def _how_it_ended(view: JobView) -> str:
 
 
 def _prepare(view: JobView, index: int) -> Directive:
-    """Between attempts everybody waits. Where only storage can tell what there is, worker 0 looks into it."""
-    looks = not view.preparing or storage.must_be_looked_into(view)
-    return Directive(Action.INSPECT if looks and index == 0 else Action.WAIT, view.status.attempt)
+    """Between attempts all workers wait; worker 0 inspects the run's folder where only storage knows its content."""
+    inspect = not view.preparing or run_inspection.inspection_is_needed(view)
+    return Directive(Action.INSPECT if inspect and index == 0 else Action.WAIT, view.status.attempt)
 
 
 def _run(view: JobView) -> Directive | None:
-    """The same for all workers of the active attempt."""
+    """The directive of all workers of the active attempt."""
     status = view.status
     leader = view.workers[0].pod
     if leader is None or not leader.ip:
-        return None  # recovery is about to replace it; until then nobody is told anything new
+        return None  # ``recover`` is about to replace it; until then the published directives stay
     save = None
     if status.save is not None:
         left = max(0.0, (status.save.deadline - view.now).total_seconds())
@@ -58,14 +58,14 @@ def _run(view: JobView) -> Directive | None:
         Action.RUN,
         status.active_attempt,
         coordinator=coordinator(leader, status.active_attempt),
-        pin=saves.ref(pinned) if pinned is not None else None,
+        pin=requested_saves.to_checkpoint_ref(pinned) if pinned is not None else None,
         take_over=status.take_over_attempt == status.active_attempt,
         save=save,
-        history=failures.history(status),
+        history=failure_history.history(status),
     )
 
 
 def coordinator(pod: PodFact, attempt: int) -> str:
-    """host:port of the attempt's JAX coordinator: worker 0's own address, since a name may still mean an older pod."""
+    """host:port of the attempt's JAX coordinator: worker 0's IP address, since a name may still lead to an older pod."""
     host = f"[{pod.ip}]" if ":" in pod.ip else pod.ip
     return f"{host}:{keys.coordinator_port(attempt)}"

@@ -1,4 +1,4 @@
-"""What follows from the stored status: pods to make and to delete, directives, when to look again. Decides nothing."""
+"""What follows from the stored status: pods to create and to delete, directives, the next pass. Decides nothing."""
 
 from __future__ import annotations
 
@@ -7,33 +7,36 @@ from typing import Final
 
 from holdfast_contract.api import TrainingJobStatus
 from holdfast_contract.reasons import Condition
-from holdfast_operator.decide import attempts, conditions, ending, goodput, notices, replacement
-from holdfast_operator.decide.actions import Action, CreatePod, DeleteJob, DeletePod, Finalizer, Plan, StatusDecision
+from holdfast_operator.decide import attempts, conditions, ending, job_goodput, notices, replacement
+from holdfast_operator.decide.actions import Action, CreatePod, DeleteJob, DeletePod, Finalizer, JobPlan, StatusDecision
 from holdfast_operator.decide.directives import directives
 from holdfast_operator.decide.members import JobView, node_in_doubt
 from holdfast_operator.decide.rules import deletion, preparation
 
 RESYNC_SECONDS: Final = 30.0
-"""How often a job that is alive is looked at even if no report comes."""
+"""The longest time between two passes over a job that has not finished."""
 PROGRESS_SECONDS: Final = 2.0
-"""How often progress alone is worth a write of the status."""
+"""How often the status is written for progress alone."""
 DOUBT_SECONDS: Final = 1.0
-"""How often a job is looked at while one of its nodes is not ready."""
+"""How often a job is checked while one of its nodes is not ready."""
 SHORTEST_SECONDS: Final = 0.05
-"""How soon a job is looked at again at the earliest."""
+"""The shortest time between two passes over a job."""
 EXIT_SECONDS: Final = 60.0
-"""How long the pods of a finished job may take to end by themselves."""
+"""How long the pods of a finished job may take to end by themselves before they are deleted."""
 
 
-def plan_effects(view: JobView, reported: StatusDecision, wait_seconds: float | None) -> Plan:
-    """A plan that changes nothing but the world, and the status only by what was observed.
+def plan_effects(view: JobView, reported: StatusDecision, wait_seconds: float | None) -> JobPlan:
+    """The plan of a pass without a status decision: it brings about what the status says.
 
-    ``wait_seconds``: the longest wait that the deciding rule wants; None if no rule decided.
+    Args:
+        view: the job, with the status that ``apply_reports`` returned.
+        reported: that status, with its Events and counts; stored only when it is worth a write.
+        wait_seconds: the longest wait, if a rule answered Wait; else None.
     """
     status, write = _status(view, reported.status)
     timers = () if conditions.finished(view.status) else _timers(view)
     latest = RESYNC_SECONDS if wait_seconds is None else wait_seconds
-    return Plan(
+    return JobPlan(
         status=status,
         actions=tuple(_actions(view)),
         directives=directives(view),
@@ -44,18 +47,18 @@ def plan_effects(view: JobView, reported: StatusDecision, wait_seconds: float | 
 
 
 def _status(view: JobView, reported: TrainingJobStatus) -> tuple[TrainingJobStatus, bool]:
-    """The status to store and whether that is worth a write now."""
+    """The status, and whether it is worth a write now."""
     stored = view.job.status
     fresh = conditions.derive(view, reported)
     known = stored.progress.observed_at if stored.progress is not None else None
     due = known is None or (view.now - known).total_seconds() >= PROGRESS_SECONDS
-    accounted = stored.goodput.accounted_until or goodput.begun(view)
+    accounted = stored.goodput.accounted_until or job_goodput.begun(view)
     overdue = view.workers and (view.now - accounted).total_seconds() >= RESYNC_SECONDS
     stepped = _progress(fresh) != _progress(stored)
     busy = bool(fresh.workers.training) and overdue
     if _meaning(fresh) == _meaning(stored) and not (due and stepped) and not busy:
         return stored, False
-    return goodput.account(view, fresh), True
+    return job_goodput.account(view, fresh), True
 
 
 def _progress(status: TrainingJobStatus) -> object:
@@ -64,12 +67,12 @@ def _progress(status: TrainingJobStatus) -> object:
 
 
 def _meaning(status: TrainingJobStatus) -> object:
-    """Everything in a status but progress and the account of time."""
+    """The status without progress and goodput, which change every second."""
     return status.model_copy(update={"progress": None, "goodput": None})
 
 
 def _timers(view: JobView) -> Iterator[float]:
-    """Instants at which something falls due without anybody saying so."""
+    """Seconds until something is due that neither a report nor a watch event announces."""
     status = view.status
     if status.save is not None:
         yield max(0.0, (status.save.deadline - view.now).total_seconds()) + 0.1
@@ -100,7 +103,7 @@ def _actions(view: JobView) -> Iterator[Action]:
     if view.job.deleted_at is not None:
         yield from _release(view)
     elif conditions.finished(view.status):
-        yield from _wind_up(view)
+        yield from _clean_up(view)
     elif conditions.holds(view.status, Condition.SUSPENDED):
         yield from (DeletePod(p.name, p.uid) for p in view.observed.pods if not p.terminating)
         if view.job.has_finalizer:
@@ -113,15 +116,15 @@ def _actions(view: JobView) -> Iterator[Action]:
 
 
 def _release(view: JobView) -> Iterator[Action]:
-    """Let a deleted job go: its pods first, so that they end even where no garbage collector runs."""
-    if deletion.released(view):
+    """Release a deleted job: first its pods, so that they end even where no garbage collector runs."""
+    if deletion.may_release(view):
         yield from (DeletePod(p.name, p.uid) for p in view.observed.pods if not p.terminating)
         if view.job.has_finalizer:
             yield Finalizer.REMOVE
 
 
-def _wind_up(view: JobView) -> Iterator[Action]:
-    """Agents end by themselves and their pods stay for the logs; who cannot end is deleted."""
+def _clean_up(view: JobView) -> Iterator[Action]:
+    """Clean up a finished job: agents end by themselves and their pods stay for the logs; other pods are deleted."""
     since = view.status.completion_time
     slow = since is not None and (view.now - since).total_seconds() >= EXIT_SECONDS
     for pod in view.observed.pods:
@@ -135,23 +138,23 @@ def _wind_up(view: JobView) -> Iterator[Action]:
 
 
 def _create(view: JobView) -> Iterator[CreatePod]:
-    """Missing pods. A training attempt is never mended in place: what it loses, the next attempt replaces."""
+    """Create missing pods. An attempt that trains gets none: the next attempt replaces what it loses."""
     status, transition = view.status, view.status.transition
     nodes = tuple(sorted(notices.doomed_nodes(view) | set(transition.nodes if transition is not None else ())))
     taken = {(p.index, p.created_in_attempt) for p in view.observed.pods}
     for worker in view.workers:
         if transition is not None and transition.training:
-            wanted = worker.index in transition.workers and worker.incoming is None
+            missing = worker.index in transition.workers and worker.incoming is None
         elif transition is not None or not status.active_attempt:
-            wanted = not view.usable(worker.pod)
+            missing = not view.usable(worker.pod)
         else:
-            wanted = False
-        if wanted and (worker.index, status.attempt) not in taken:
+            missing = False
+        if missing and (worker.index, status.attempt) not in taken:
             yield CreatePod(worker.index, status.attempt, nodes)
 
 
 def _delete(view: JobView) -> Iterator[DeletePod]:
-    """Pods that are neither member nor replacement, once whoever replaces them is there."""
+    """Delete pods that are neither members nor incoming: others have replaced them."""
     kept = {p.uid for w in view.workers for p in (w.pod, w.incoming) if p is not None}
     for pod in view.observed.pods:
         if pod.uid not in kept and not pod.terminating:

@@ -1,4 +1,4 @@
-"""What the operator sees in one pass, frozen: the only input of every decision besides the time."""
+"""What the operator observes in one pass, frozen. Besides the time, this is a decision's only input."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from holdfast_contract.sync import Report
 
 @dataclass(frozen=True)
 class JobFact:
-    """The job object. ``created_at`` and ``deleted_at`` are the API server's instants, cut to the second."""
+    """The job object. ``created_at`` and ``deleted_at`` are the API server's instants, in whole seconds."""
 
     namespace: str
     name: str
@@ -26,13 +26,13 @@ class JobFact:
 
     @property
     def run(self) -> str:
-        """Folder of the training run under the checkpoint path."""
+        """Name of the run: its folder under the checkpoint path."""
         return self.spec.checkpoint.run or self.uid
 
 
 @dataclass(frozen=True)
 class ContainerEnd:
-    """How the trainer container (its agent) ended, as the kubelet says."""
+    """How the trainer container ended, as the kubelet says. Its first process is the agent."""
 
     exit_code: int
     signal: int = 0
@@ -42,7 +42,7 @@ class ContainerEnd:
 
 @dataclass(frozen=True)
 class PodFact:
-    """One pod of the job, owned by it (others are never listed here)."""
+    """One pod that the job owns."""
 
     name: str
     uid: str
@@ -52,27 +52,29 @@ class PodFact:
     reason: str = ""  # status.reason: Evicted, NodeShutdown ...
     node: str = ""
     ip: str = ""
-    deleted_at: datetime | None = None  # deletionTimestamp: when its grace ends
+    deleted_at: datetime | None = None  # deletionTimestamp: when its grace period ends
     grace_seconds: float | None = None  # deletionGracePeriodSeconds
-    disruption: str = ""  # reason of condition DisruptionTarget, if that is true
+    disruption: str = ""  # reason of the condition DisruptionTarget, if it is True
     end: ContainerEnd | None = None
     waiting: str = ""  # why its container does not start, if the kubelet says so
-    avoids: frozenset[str] = frozenset()  # nodes that the operator keeps it off, besides what the template asks for
+    avoids: frozenset[str] = (
+        frozenset()
+    )  # nodes that the operator excluded by name; those of the user's template are not here
 
     @property
     def finished(self) -> bool:
-        """Whether no process of it runs any more."""
+        """Whether no process of the pod runs any more."""
         return self.phase in {"Succeeded", "Failed"}
 
     @property
     def terminating(self) -> bool:
-        """Whether its end was asked for."""
+        """Whether the pod is being deleted."""
         return self.deleted_at is not None
 
 
 @dataclass(frozen=True)
 class Taint:
-    """A taint of a node. ``added_at`` is the instant of whoever set it, if given."""
+    """A taint of a node. ``added_at`` is the instant that its writer gave, if any."""
 
     key: str
     value: str = ""
@@ -92,7 +94,7 @@ class NodeCondition:
 
 @dataclass(frozen=True)
 class NodeFact:
-    """A node that hosts a pod of the job. ``exists`` is False if the API server knows no such node (any more)."""
+    """A node with a pod of the job. ``exists`` is False if the API server knows no such node, or no longer."""
 
     name: str
     exists: bool = True
@@ -110,7 +112,7 @@ class NodeFact:
 
 @dataclass(frozen=True)
 class LastReport:
-    """The last report of a pod's agent and how long ago it came."""
+    """The last report of a pod's agent, and its age."""
 
     report: Report
     age_seconds: float
@@ -118,7 +120,7 @@ class LastReport:
 
 @dataclass(frozen=True)
 class OtherOwner:
-    """The job that the run's owner record names, by a live read. ``alive``: it exists with that UID and goes on."""
+    """The other job that the run's owner record names, read live. ``alive``: it exists and has not finished."""
 
     job_uid: str
     alive: bool
@@ -126,7 +128,10 @@ class OtherOwner:
 
 @dataclass(frozen=True)
 class Observation:
-    """Everything that one decision rests on. ``nodes`` holds those that host a pod of the job; ``last_reports`` is by pod UID."""
+    """Everything that one decision is based on.
+
+    ``nodes`` holds, by name, the nodes with a pod of the job; ``last_reports`` is by pod UID.
+    """
 
     job: JobFact
     pods: tuple[PodFact, ...] = ()

@@ -1,11 +1,17 @@
-"""Who is a worker of the job now: membership by index, pod and attempt.
+"""Which pod is which worker of the job now.
 
-attempt  activeAttempt  transition         members                          replacements
-0        0              -                  newest pod per index             -
-n        n              -                  newest pod created in <= n       -
-n+1      n              training: true     newest pod created in <= n       pods created in n+1
-n+1      n              training: false    newest pod created in <= n+1     -
-n+2      n              - (called off)     newest pod created in <= n       -
+A worker is an index, 0 to replicas - 1. Every pod carries its index and the attempt that it was created in. The status
+says which pods are members:
+
+status.                                       members: per index, the       incoming pods
+attempt  activeAttempt  transition            newest pod that was ...
+n        0              none                  created in <= n               none                   before the first
+n        n              none                  created in <= n               none                   n trains
+n+1      n              training: true        created in <= n               those created in n+1   n+1 replaces pods
+n+1      n              training: false       created in <= n+1 *           none                   n has ended
+n+2      n              none                  created in <= n               none                   n+1 was cancelled
+
+* A worker that ``transition.workers`` names needs a pod created in n+1: its older pods are not members any more.
 """
 
 from __future__ import annotations
@@ -21,15 +27,15 @@ from holdfast_contract.sync import HOLD_SECONDS, TrainerPhase
 from holdfast_operator.decide.facts import JobFact, LastReport, NodeFact, Observation, PodFact
 
 NODE_LOST_SECONDS: Final = 10.0
-"""How long a node may be not ready before its pods count as lost (a kubelet that restarts is back sooner)."""
+"""How long a node may be not ready before its pods count as lost. A kubelet that restarts is ready again sooner."""
 SILENT_SECONDS: Final = HOLD_SECONDS + 5.0
-"""After how long without a word an agent counts as silent: the longest hold, and some time for a slow answer."""
+"""An agent that has not reported for this time counts as silent: the longest hold, and time for a slow answer."""
 OUT_OF_SERVICE_TAINT: Final = "node.kubernetes.io/out-of-service"
 
 
 @dataclass(frozen=True)
 class Worker:
-    """One index of the job: its member pod, if there is one, and the pod that is prepared to replace it."""
+    """One index of the job: its member pod, if there is one, and the incoming pod that will replace it."""
 
     index: int
     pod: PodFact | None
@@ -38,7 +44,10 @@ class Worker:
 
 @dataclass(frozen=True)
 class JobView:
-    """An observation, the time, and what follows from both. Read-only and cheap to derive anew for another status."""
+    """What the rules read: an observation, the time, and a status, with what follows from them. Read-only.
+
+    The status is the stored one, or one that a decision has just made; ``under`` gives the same facts with another.
+    """
 
     observed: Observation
     now: datetime
@@ -46,11 +55,11 @@ class JobView:
 
     @classmethod
     def of(cls, observed: Observation, now: datetime) -> JobView:
-        """The view under the status that is stored."""
+        """The view with the stored status."""
         return cls(observed, now, observed.job.status)
 
     def under(self, status: TrainingJobStatus) -> JobView:
-        """The same facts, seen under another status."""
+        """The same facts with another status."""
         return replace(self, status=status)
 
     @property
@@ -60,12 +69,12 @@ class JobView:
 
     @property
     def spec(self) -> TrainingJobSpec:
-        """What the user asks for."""
+        """The job's spec."""
         return self.observed.job.spec
 
     @cached_property
     def workers(self) -> tuple[Worker, ...]:
-        """One entry per index, in order."""
+        """The workers, in the order of their index."""
         return tuple(self._worker(index) for index in range(self.spec.replicas))
 
     @cached_property
@@ -78,7 +87,7 @@ class JobView:
 
     @cached_property
     def by_node(self) -> dict[str, list[int]]:
-        """Indices of the members that live on each node."""
+        """Indices of the unfinished members on each node."""
         found: dict[str, list[int]] = {}
         for worker in self.workers:
             if worker.pod is not None and worker.pod.node and not worker.pod.finished:
@@ -92,7 +101,7 @@ class JobView:
             limit = self.status.active_attempt or self.status.attempt
         else:
             limit = transition.attempt
-            if index in transition.workers:  # this one is replaced: a pod of an earlier attempt is no longer a member
+            if index in transition.workers:  # a new pod replaces this worker: its older pods are not members any more
                 pods = [p for p in pods if p.created_in_attempt >= transition.attempt]
         member = next((p for p in reversed(pods) if p.created_in_attempt <= limit), None)
         incoming = None
@@ -102,22 +111,22 @@ class JobView:
 
     @property
     def preparing(self) -> bool:
-        """Whether no attempt trains now because the next one is being prepared."""
+        """Whether the next attempt is being prepared and no attempt trains meanwhile."""
         return self.status.transition is not None and not self.status.transition.training
 
     def last_report(self, pod: PodFact | None) -> LastReport | None:
-        """The last report of a pod's agent."""
+        """The last report of the pod's agent, if there is one."""
         return None if pod is None else self.observed.last_reports.get(pod.uid)
 
     def has_reported_lately(self, pod: PodFact | None) -> bool:
-        """Whether a pod's agent has spoken lately: each asks again at least once per hold."""
+        """Whether the pod's agent has reported lately: each agent reports at least once per hold."""
         last = self.last_report(pod)
         return last is not None and last.age_seconds < SILENT_SECONDS
 
     def lost_node(self, pod: PodFact) -> NodeFact | None:
-        """The pod's node, if no process on it can be reached any more.
+        """The pod's node, if it is lost: no process on it can be reached any more.
 
-        A node whose kubelet is cut off from the API server is not lost while the pod's agent still speaks.
+        A node whose kubelet is cut off from the API server is not lost while the pod's agent still reports.
         """
         node = self.observed.nodes.get(pod.node)
         if node is None or not node_is_silent(node, self.now):
@@ -125,11 +134,11 @@ class JobView:
         return node if node_is_gone(node) or not self.has_reported_lately(pod) else None
 
     def usable(self, pod: PodFact | None) -> bool:
-        """Whether a pod can carry the trainer of an attempt to come."""
+        """Whether the pod can run a trainer of the next attempt."""
         return pod is not None and not pod.finished and not pod.terminating and self.lost_node(pod) is None
 
     def reporting(self) -> Iterator[tuple[Worker, LastReport]]:
-        """Members whose agents have reported, in order of index."""
+        """Members whose agents have reported, in the order of their index."""
         for worker in self.workers:
             last = self.last_report(worker.pod)
             if last is not None:
@@ -143,7 +152,7 @@ class JobView:
         )
 
     def training(self) -> Iterator[tuple[Worker, LastReport]]:
-        """Members in which a trainer of the active attempt runs, by their own word."""
+        """Members that report a running trainer of the active attempt."""
         live = {TrainerPhase.STARTING, TrainerPhase.RUNNING}
         for worker, last in self.reporting():
             alive = worker.pod is not None and not worker.pod.finished
@@ -152,12 +161,12 @@ class JobView:
 
 
 def node_is_gone(node: NodeFact) -> bool:
-    """Whether the node was removed, or somebody vouches that it is off."""
+    """Whether the node was removed, or carries the taint that declares it shut down."""
     return not node.exists or any(t.key == OUT_OF_SERVICE_TAINT for t in node.taints)
 
 
 def node_is_silent(node: NodeFact, now: datetime) -> bool:
-    """Whether the node is gone or has not been ready for longer than a kubelet takes to restart."""
+    """Whether the node is gone, or has not been ready for NODE_LOST_SECONDS."""
     ready = node.ready
     if node_is_gone(node):
         return True
@@ -167,5 +176,5 @@ def node_is_silent(node: NodeFact, now: datetime) -> bool:
 
 
 def node_in_doubt(view: JobView) -> bool:
-    """Whether a node that hosts a pod is not ready, so that it may soon count as lost."""
+    """Whether a node with a pod of the job is not ready, so that it may soon count as lost."""
     return any(n.ready is not None and n.ready.status != "True" for n in view.observed.nodes.values())

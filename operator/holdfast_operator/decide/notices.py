@@ -1,7 +1,7 @@
-"""Notices that a pod or its node is about to go away: one table for all platforms, and how to read it.
+"""Notices that a pod or its node is about to go away: one table for all platforms, and how it is matched.
 
-Only nodes that host the job's members count. Labels that merely say what a node *is* (spot, preemptible) are no notice.
-A node that is already silent is no notice either: see ``members.node_is_silent``.
+Only nodes with members of the job count. A label that only says what a node *is* (spot, preemptible) is not a notice.
+A node that is silent already is not a notice either: see ``members.node_is_silent``.
 """
 
 from __future__ import annotations
@@ -18,18 +18,19 @@ from holdfast_operator.decide.members import JobView, Worker
 
 
 class Urgency(enum.Enum):
-    """What a notice asks for."""
+    """How the operator answers a notice."""
 
     IMMINENT = "imminent"  # save now, then replace the worker
-    PLANNED = "planned"  # save now, train on, replace the worker when the deadline comes near
-    ADVISORY = "advisory"  # save now, stay: the node may well recover
+    PLANNED = "planned"  # save now, continue training, replace the worker when the deadline is near
+    ADVISORY = "advisory"  # save now, do not replace the worker: the node may recover
 
 
 @dataclass(frozen=True)
 class NoticePattern:
-    """A pattern of the table. ``seconds``: how long after the match the node goes; None: the job's default.
+    """A pattern of the table.
 
-    ``instant``: the value is the Unix time at which the node goes.
+    ``seconds``: time from the match until the node goes away; None: the job's default. ``instant``: the value is the
+    Unix time at which the node goes away.
     """
 
     kind: Literal["taint", "label", "annotation", "condition"]
@@ -44,14 +45,14 @@ class NoticePattern:
 
     @property
     def source(self) -> str:
-        """How status and Events name it."""
+        """The pattern's name in status and Events."""
         return self.name or f"{self.kind} {self.key}"
 
 
 SPOT_SECONDS: Final = 120.0
 CORDON_SECONDS: Final = 300.0
 LONGEST_GRACE_SECONDS: Final = 86400.0
-"""The longest grace period that the API takes; a worker that claims more is not believed."""
+"""The longest grace period that the API takes; longer times of an agent are cut."""
 
 CATALOGUE: Final = (
     # Kubernetes
@@ -85,12 +86,12 @@ CATALOGUE: Final = (
     NoticePattern("taint", "ignore-taint.cluster-autoscaler.kubernetes.io/oke-impending-node-termination"),
     NoticePattern("taint", "medik8s.io/drain"),
 )
-"""Built-in signs. A cordon (spec.unschedulable) and a pod's own end are read from their fields, below."""
+"""The built-in patterns. A cordon (spec.unschedulable) and a pod's deletion are read from their fields, below."""
 
 
 @dataclass(frozen=True)
 class Notice:
-    """Some members are about to lose their place. ``avoid``: the whole node goes, so nothing new may land there."""
+    """Some members are about to lose their node or pod. ``avoid``: the whole node goes away, so new pods avoid it."""
 
     node: str
     source: str
@@ -113,10 +114,10 @@ def find(view: JobView) -> tuple[Notice, ...]:
 
 
 def doomed_nodes(view: JobView) -> frozenset[str]:
-    """The nodes of members and former members on which nothing new may land now: lost, or going away as a whole."""
-    going = {n.node for n in find(view) if n.avoid and n.urgency is not Urgency.ADVISORY}
+    """The nodes of members and former members that new pods must avoid: they are lost, or a notice says they go away."""
+    leaving = {n.node for n in find(view) if n.avoid and n.urgency is not Urgency.ADVISORY}
     lost = {p.node for p in view.observed.pods if p.node and view.lost_node(p) is not None}
-    return frozenset(going | lost)
+    return frozenset(leaving | lost)
 
 
 def _of_node(
@@ -126,7 +127,7 @@ def _of_node(
 
 
 def _patterns(view: JobView, node: NodeFact) -> Iterator[tuple[NoticePattern, datetime | None]]:
-    for pattern in (*CATALOGUE, *(_own(m) for m in view.spec.preemption.notices)):
+    for pattern in (*CATALOGUE, *(_of_user(m) for m in view.spec.preemption.notices)):
         matched, added = _match(pattern, node)
         if matched:
             yield pattern, added
@@ -134,26 +135,27 @@ def _patterns(view: JobView, node: NodeFact) -> Iterator[tuple[NoticePattern, da
         yield NoticePattern("condition", "cordon", urgency=Urgency.PLANNED, seconds=CORDON_SECONDS, name="cordon"), None
 
 
-def _own(matcher: NoticeMatcher) -> NoticePattern:
+def _of_user(matcher: NoticeMatcher) -> NoticePattern:
+    """The pattern of an entry of spec.preemption.notices."""
     seconds = matcher.deadline_seconds
     if matcher.taint is not None:
         taint = matcher.taint
         return NoticePattern("taint", taint.key, taint.value, seconds=seconds, effect=taint.effect, name=matcher.name)
     if matcher.condition is not None:
-        wanted = matcher.condition
+        condition = matcher.condition
         return NoticePattern(
-            "condition", wanted.type, wanted.status, seconds=seconds, reason=wanted.reason, name=matcher.name
+            "condition", condition.type, condition.status, seconds=seconds, reason=condition.reason, name=matcher.name
         )
     pair, kind = (matcher.label, "label") if matcher.label is not None else (matcher.annotation, "annotation")
     if pair is None:
-        raise ValueError(f"notices[name={matcher.name}]: found no pattern, allowed: exactly one")
+        raise ValueError(f"notices[name={matcher.name}]: one of taint, condition, label, annotation is required")
     return NoticePattern(
         "label" if kind == "label" else "annotation", pair.key, pair.value, seconds=seconds, name=matcher.name
     )
 
 
 def _match(pattern: NoticePattern, node: NodeFact) -> tuple[bool, datetime | None]:
-    """Whether a node matches, and since when if the node says so."""
+    """Whether the node matches, and since when, if the node says so."""
     if pattern.kind == "taint":
         for taint in node.taints:
             if (
@@ -179,13 +181,13 @@ def _deadline(view: JobView, node: NodeFact, pattern: NoticePattern, added: date
         if text.isascii() and text.isdigit() and len(text) <= 10:
             return datetime.fromtimestamp(int(text), UTC)
     seconds = pattern.seconds if pattern.seconds is not None else float(view.spec.preemption.default_deadline_seconds)
-    # Another machine's instant may only bring the deadline forward, and never before now.
+    # Another machine's clock may only make the deadline earlier, and never earlier than now.
     since = min(added, view.now) if added is not None else view.now
     return max(view.now, since + timedelta(seconds=seconds))
 
 
 def _of_pod(view: JobView, worker: Worker) -> Iterator[Notice]:
-    """The pod itself was told to end: deleted, evicted, or its agent got SIGTERM."""
+    """The pod itself is about to end: it is deleted or evicted, or its agent received SIGTERM."""
     pod = worker.pod
     if pod is None or pod.finished:
         return
@@ -199,7 +201,7 @@ def _of_pod(view: JobView, worker: Worker) -> Iterator[Notice]:
 
 def _pod_deadline(view: JobView, pod: PodFact, agent_left: float | None) -> datetime:
     last = view.last_report(pod)
-    if agent_left is not None and last is not None:  # the agent's own count-down needs no common clock
+    if agent_left is not None and last is not None:  # the agent counts down itself: no common clock is needed
         left = min(agent_left, LONGEST_GRACE_SECONDS) - last.age_seconds
         return view.now + timedelta(seconds=max(0.0, left))
     grace = pod.grace_seconds if pod.grace_seconds is not None else float(view.spec.preemption.default_deadline_seconds)

@@ -1,8 +1,8 @@
-"""Replacing workers whose place goes away while training goes on: make before break.
+"""Replacing workers on doomed nodes while training continues: new pods first, then the switch.
 
-replacement due ──► next attempt numbered ──► new pods ready, or time is up ──► switch save ──► next attempt
-                                                       │
-                       notices withdrawn: called off ◄─┘
+replacement due ──► next attempt numbered ──► new pods ready, or time is up ──► save and stop ──► next attempt begins
+                              │
+                              └── notices withdrawn: replacement cancelled
 """
 
 from __future__ import annotations
@@ -13,46 +13,46 @@ from typing import Final
 
 from holdfast_contract.api import TrainingJobStatus, Transition
 from holdfast_contract.reasons import Cause, Metric, Reason, SaveOutcome
-from holdfast_operator.decide import attempts, preemption_record, progress, saves
+from holdfast_operator.decide import attempts, preemption_record, requested_saves, step_progress
 from holdfast_operator.decide.actions import Count, Event, StatusDecision
 from holdfast_operator.decide.facts import PodFact
 from holdfast_operator.decide.members import JobView
 from holdfast_operator.decide.notices import Notice, Urgency
 
 LEAD_SECONDS: Final = 300.0
-"""How long before the deadline of a planned notice the move begins: time for a replacement to be scheduled."""
+"""How long before a planned notice's deadline its replacement begins: time to schedule the new pods."""
 SWITCH_MARGIN_SECONDS: Final = 8.0
-"""How long before the deadline the switch happens even if the replacement is not there yet."""
+"""How long before the deadline the switch happens even if the new pods are not ready."""
 SHORTEST_SAVE_SECONDS: Final = 1.0
-"""A switch save with less time than this is not worth asking for."""
+"""With less time than this, no save is requested before the switch."""
 SWITCH_SAVE_SECONDS: Final = 60.0
-"""Longest time for the save before a switch whose deadline is far away."""
+"""Longest time for the save before the switch, if the deadline is far away."""
 
 
 def replace_workers(view: JobView, standing: Sequence[Notice]) -> StatusDecision | None:
-    """Begin the replacement when it is due, keep it useful, and switch when the new pods are ready or time is up."""
+    """Begin the replacement when it is due, keep it usable, and switch when the new pods are ready or time is up."""
     binding = [n for n in standing if n.urgency is not Urgency.ADVISORY]
     transition = view.status.transition
     if transition is None:
         return _prepare(view, binding) if binding and replacement_due_seconds(view, binding) <= 0 else None
     doomed = {i for n in binding for i in n.workers}
     if not doomed <= set(transition.workers):
-        return _widen(view, transition, binding)
+        return _add_workers(view, transition, binding)
     broken = [w.index for w in view.workers if w.incoming is not None and not view.usable(w.incoming)]
     if broken:
         return attempts.renumber(view, broken)
     save = view.status.save
     if save is not None:
-        verdict = saves.judge(view, save)
+        verdict = requested_saves.judge(view, save)
         if verdict is None:
             return None
-        return _switch(view, f"saved step {verdict.step}" if verdict.good else f"not saved: {verdict.reason}")
+        return _switch(view, requested_saves.describe(verdict))
     late = switch_left_seconds(view, transition) <= 0
-    return _last_save(view, transition) if late or _replacements_ready(view, transition) else None
+    return _save_and_stop(view, transition) if late or _replacements_ready(view, transition) else None
 
 
 def replacement_due_seconds(view: JobView, binding: Sequence[Notice]) -> float:
-    """Seconds until the move begins: at once, unless all notices are plans for later."""
+    """Seconds until the replacement begins: 0, unless all notices are planned ones."""
     if any(n.urgency is Urgency.IMMINENT for n in binding):
         return 0.0
     record = view.status.preemption
@@ -61,14 +61,14 @@ def replacement_due_seconds(view: JobView, binding: Sequence[Notice]) -> float:
 
 
 def switch_left_seconds(view: JobView, transition: Transition) -> float:
-    """Seconds until the switch happens at the latest."""
+    """Seconds until the latest instant of the switch."""
     if transition.deadline is None:
         return 0.0
     return (transition.deadline - view.now).total_seconds() - SWITCH_MARGIN_SECONDS
 
 
 def _prepare(view: JobView, binding: Sequence[Notice]) -> StatusDecision:
-    """Number the next attempt and prepare it, while the active one trains on."""
+    """Number the next attempt and prepare it while the active one still trains."""
     status = view.status
     number = status.attempt + 1
     workers = tuple(sorted({i for n in binding for i in n.workers}))
@@ -83,25 +83,28 @@ def _prepare(view: JobView, binding: Sequence[Notice]) -> StatusDecision:
         began_at=view.now,
         deadline=preemption_record.deadline(record, view) if record is not None else view.now,
     )
-    message = f"attempt {number} is prepared: new pods for workers {list(workers)}, away from {list(nodes)}"
+    places = f", not on nodes {list(nodes)}" if nodes else ""
+    pods = f"new pods for workers {list(workers)}{places}"
+    message = f"attempt {number} is prepared while attempt {status.active_attempt} trains: {pods}"
     event = Event(Reason.WORKERS_PENDING, message)
     return StatusDecision(status.model_copy(update={"attempt": number, "transition": transition}), (event,))
 
 
-def _widen(view: JobView, transition: Transition, binding: Sequence[Notice]) -> StatusDecision:
-    """A further notice dooms further workers: they move in the same switch."""
+def _add_workers(view: JobView, transition: Transition, binding: Sequence[Notice]) -> StatusDecision:
+    """A further notice affects further workers: they are replaced in the same switch."""
     wider = transition.model_copy(
         update={
             "workers": tuple(sorted({*transition.workers, *(i for n in binding for i in n.workers)})),
             "nodes": tuple(sorted({*transition.nodes, *(n.node for n in binding if n.avoid)})),
         }
     )
-    event = Event(Reason.PREEMPTION_NOTICED, f"workers {list(wider.workers)} move together", "Warning")
+    message = f"a further notice: workers {list(wider.workers)} are now replaced together"
+    event = Event(Reason.PREEMPTION_NOTICED, message, "Warning")
     return StatusDecision(view.status.model_copy(update={"transition": wider}), (event,))
 
 
 def _replacements_ready(view: JobView, transition: Transition) -> bool:
-    """Whether every worker of the next attempt could start now: a switch that must wait would cost what a crash does."""
+    """Whether every worker of the next attempt can start now: waiting after the switch would cost as much as a crash."""
     return all(_ready(view, w.incoming if w.index in transition.workers else w.pod) for w in view.workers)
 
 
@@ -109,24 +112,24 @@ def _ready(view: JobView, pod: PodFact | None) -> bool:
     return view.usable(pod) and view.has_reported_lately(pod)
 
 
-def _last_save(view: JobView, transition: Transition) -> StatusDecision:
-    """Save what was trained since the notice and stop there, so that the switch loses no step."""
-    fresh = progress.is_saved(view)
+def _save_and_stop(view: JobView, transition: Transition) -> StatusDecision:
+    """Save the steps since the notice and stop the trainers, so that the switch loses no step."""
+    fresh = step_progress.is_saved(view)
     deadline = view.now + timedelta(seconds=SWITCH_SAVE_SECONDS)
     if transition.deadline is not None:
-        deadline = min(deadline, transition.deadline - timedelta(seconds=saves.LATE_ANSWER_SECONDS))
+        deadline = min(deadline, transition.deadline - timedelta(seconds=requested_saves.LATE_ANSWER_SECONDS))
     left = (deadline - view.now).total_seconds()
     if fresh or left < SHORTEST_SAVE_SECONDS or next(view.training(), None) is None:
-        return _switch(view, "nothing to save" if fresh else "no time to save")
-    return StatusDecision(saves.ask(view, "Switch", deadline))
+        return _switch(view, "every step was saved already" if fresh else "no time was left to save the last steps")
+    return StatusDecision(requested_saves.request_save(view, "Switch", deadline))
 
 
 def _switch(view: JobView, outcome: str) -> StatusDecision:
-    """The active attempt ends here, by a preemption that is counted now, and the prepared one follows."""
+    """End the active attempt, count a preemption, and continue with the prepared attempt."""
     transition = view.status.transition
     record = view.status.preemption
     workers = transition.workers if transition is not None else ()
-    message = f"workers {list(workers)} leave doomed nodes; {outcome}"
+    message = f"workers {list(workers)} move to new pods because of a preemption notice; {outcome}"
     status: TrainingJobStatus = attempts.finish(view, Cause.PREEMPTION, message=message)
     closed = record.model_copy(update={"standing": False}) if record is not None else None
     status = status.model_copy(update={"preemption": closed})
@@ -134,8 +137,8 @@ def _switch(view: JobView, outcome: str) -> StatusDecision:
     return StatusDecision(decision.status, (Event(Reason.WORKER_MOVED, message), *decision.events), decision.counts)
 
 
-def call_off(view: JobView) -> StatusDecision:
-    """All notices are gone: the save stays, the transition is called off, training was never interrupted."""
+def cancel_replacement(view: JobView) -> StatusDecision:
+    """All notices were withdrawn: cancel the replacement. Training was not interrupted; a committed save stays."""
     record = view.status.preemption
     pending = record is not None and record.outcome is SaveOutcome.PENDING
     update: dict[str, object] = {"standing": False}
@@ -146,9 +149,8 @@ def call_off(view: JobView) -> StatusDecision:
     closed = record.model_copy(update=update) if record is not None else None
     save = view.status.save
     if save is not None and save.purpose == "Switch":
-        # The trainers were already told to stop: the switch goes through, only nobody is in a hurry any more.
+        # The trainers have been asked to stop already, so the switch is completed.
         return _switch(view, "the notice was withdrawn during the switch")
     status = view.status.model_copy(update={"preemption": closed, "save": None, "transition": None})
-    return StatusDecision(
-        status, (Event(Reason.PREEMPTION_CANCELLED, "the notice was withdrawn; no worker moves"),), counts
-    )
+    event = Event(Reason.PREEMPTION_CANCELLED, "the notice was withdrawn; the workers continue in their pods")
+    return StatusDecision(status, (event,), counts)

@@ -1,4 +1,4 @@
-"""What the workers' reports add to what is known: checkpoints, rejections, progress. Decides nothing."""
+"""Applies the workers' reports to the status: checkpoints, rejections, progress. Decides nothing."""
 
 from __future__ import annotations
 
@@ -9,18 +9,18 @@ from holdfast_contract.api_status import MAX_REJECTED
 from holdfast_contract.manifest import CheckpointRef
 from holdfast_contract.reasons import Condition, Metric, Reason
 from holdfast_contract.sync import Progress, TrainerPhase
-from holdfast_operator.decide import conditions, saves
+from holdfast_operator.decide import conditions, requested_saves
 from holdfast_operator.decide.actions import Count, Event, StatusDecision
 from holdfast_operator.decide.members import JobView
 
 MAX_METRICS: Final = 32
 SHORTEST_STEP_SECONDS: Final = 1e-6
 LONGEST_STEP_SECONDS: Final = 1e6
-"""No step is shorter or longer; a worker that says so is not believed."""
+"""Shorter and longer step times are ignored."""
 
 
 def apply_reports(view: JobView) -> StatusDecision:
-    """The stored status brought up to what is observed, and what is worth telling about it."""
+    """The stored status, updated from what is observed, with the Events and counts that follow."""
     status = view.status.model_copy(
         update={
             "observed_generation": view.job.generation,
@@ -34,13 +34,14 @@ def apply_reports(view: JobView) -> StatusDecision:
 
 
 def _storage_trouble(view: JobView) -> tuple[Event, ...]:
-    """What a trainer says about its storage, told once. The condition that shows it remembers that it was told."""
+    """An Event for a storage error that a trainer reports, once: the condition shows which error is known."""
     shown = conditions.get(view.status, Condition.CHECKPOINT_VALID)
     for worker, last in view.reporting():
         trouble = last.report.storage_error[: conditions.MAX_MESSAGE]
         if trouble:
             known = shown is not None and shown.reason == Reason.SAVE_FAILED and shown.message == trouble
-            return () if known else (Event(Reason.SAVE_FAILED, f"worker {worker.index}: {trouble}", "Warning"),)
+            message = f"worker {worker.index} reports a storage error: {trouble}"
+            return () if known else (Event(Reason.SAVE_FAILED, message, "Warning"),)
     return ()
 
 
@@ -50,18 +51,19 @@ def _workers(view: JobView) -> WorkersStatus:
         w.pod is not None and w.pod.phase == "Running" and view.last_report(w.pod) is None for w in view.workers
     )
     if unreported and view.status.active_attempt and view.status.transition is None and not stopped:
-        return view.status.workers  # this process has just begun to listen: no word yet is no news
+        return view.status.workers  # this process has just started: agents that have not reported yet have not failed
     stepping = sum(1 for _, h in view.training() if h.report.phase is TrainerPhase.RUNNING)
     ready = sum(1 for w, _ in view.reporting() if view.usable(w.pod))
     return WorkersStatus(desired=0 if stopped else view.spec.replicas, ready=ready, training=stepping)
 
 
 def _progress(view: JobView) -> ProgressStatus | None:
-    told: list[Progress] = [h.report.progress for _, h in view.training() if h.report.progress is not None]
-    if not told:
+    """Progress of the slowest worker that trains; None if none has reported any."""
+    reported: list[Progress] = [h.report.progress for _, h in view.training() if h.report.progress is not None]
+    if not reported:
         return None
-    slowest = min(told, key=lambda p: p.last_completed_step)
-    seconds = [p.step_seconds for p in told if p.step_seconds is not None and _is_believable(p.step_seconds)]
+    slowest = min(reported, key=lambda p: p.last_completed_step)
+    seconds = [p.step_seconds for p in reported if p.step_seconds is not None and _is_plausible(p.step_seconds)]
     step_seconds = max(seconds) if seconds else None
     return ProgressStatus(
         attempt=view.status.active_attempt,
@@ -69,12 +71,12 @@ def _progress(view: JobView) -> ProgressStatus | None:
         total_steps=slowest.total_steps,
         step_seconds=step_seconds,
         steps_per_second=round(1 / step_seconds, 3) if step_seconds else None,
-        metrics=dict(list(told[0].metrics.items())[:MAX_METRICS]),
+        metrics=dict(list(reported[0].metrics.items())[:MAX_METRICS]),
         observed_at=view.now,
     )
 
 
-def _is_believable(step_seconds: float) -> bool:
+def _is_plausible(step_seconds: float) -> bool:
     return SHORTEST_STEP_SECONDS <= step_seconds <= LONGEST_STEP_SECONDS
 
 
@@ -86,19 +88,21 @@ def _checkpoints(view: JobView, status: TrainingJobStatus) -> StatusDecision:
     events += (
         Event(
             Reason.CHECKPOINT_REJECTED,
-            f"checkpoint of attempt {r.attempt}, step {r.step} refused: {r.reason}",
+            f"the checkpoint of attempt {r.attempt}, step {r.step} was rejected: {r.reason}",
             "Warning",
         )
         for r in fresh
     )
     restored = _restored(view) or known.restored
     if restored is not None and restored != known.restored:
-        origin = f"attempt {restored.attempt}, step {restored.step}"
-        events.append(Event(Reason.CHECKPOINT_RESTORED, f"attempt {status.active_attempt} goes on from {origin}"))
+        origin = f"the checkpoint of attempt {restored.attempt}, step {restored.step}"
+        events.append(Event(Reason.CHECKPOINT_RESTORED, f"attempt {status.active_attempt} restored {origin}"))
     newest = _newest(view, restored, {(r.attempt, r.step) for r in rejected})
-    if newest is not None and known.newest is None:  # later ones are in status and metrics: a long job makes thousands
-        said = f"attempt {newest.attempt}, step {newest.step}"
-        events.append(Event(Reason.CHECKPOINT_COMMITTED, f"the first checkpoint is committed: {said}"))
+    if (
+        newest is not None and known.newest is None
+    ):  # later ones are only in status and metrics: a long job makes thousands
+        first = f"attempt {newest.attempt}, step {newest.step}"
+        events.append(Event(Reason.CHECKPOINT_COMMITTED, f"the first checkpoint is committed: {first}"))
     checkpoint = known.model_copy(
         update={"run": view.job.run, "newest": newest, "restored": restored, "rejected": rejected}
     )
@@ -124,21 +128,29 @@ def _new_rejections(view: JobView) -> tuple[RejectedPoint, ...]:
 
 def _restored(view: JobView) -> CheckpointPoint | None:
     for _, last in view.reporting():
-        told, active = last.report.restored, view.status.active_attempt
-        if last.report.attempt == active and told is not None and told.attempt <= active:
+        ref, active = last.report.restored, view.status.active_attempt
+        if last.report.attempt == active and ref is not None and ref.attempt <= active:
             pinned = view.status.checkpoint.pinned
-            return pinned if pinned is not None and saves.ref(pinned) == told else saves.point(told)
+            return (
+                pinned
+                if pinned is not None and requested_saves.to_checkpoint_ref(pinned) == ref
+                else requested_saves.to_status_point(ref)
+            )
     return None
 
 
 def _newest(view: JobView, restored: CheckpointPoint | None, rejected: set[tuple[int, int]]) -> CheckpointPoint | None:
-    """Newest that is committed and not refused. Orders by (attempt, step): a later attempt supersedes an earlier."""
+    """The newest checkpoint that is committed and not rejected, by (attempt, step): a later attempt supersedes others."""
     known = [p for p in (view.status.checkpoint.newest, restored) if p is not None]
-    told: list[CheckpointRef] = [
+    reported: list[CheckpointRef] = [
         h.report.newest
         for _, h in view.reporting()
         if h.report.newest is not None and h.report.newest.attempt <= view.status.active_attempt
     ]
-    fresh = [saves.point(ref, view.now) for ref in told if ref not in [saves.ref(p) for p in known]]
+    fresh = [
+        requested_saves.to_status_point(ref, view.now)
+        for ref in reported
+        if ref not in [requested_saves.to_checkpoint_ref(p) for p in known]
+    ]
     valid = [p for p in (*known, *fresh) if _key(p) not in rejected]
     return max(valid, key=_key, default=None)

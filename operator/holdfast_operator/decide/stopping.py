@@ -1,4 +1,4 @@
-"""Asking all workers to save and stop, and what became of that save."""
+"""Requesting that all workers save and stop, and the outcome of that save."""
 
 from __future__ import annotations
 
@@ -6,31 +6,40 @@ from datetime import timedelta
 from typing import Final
 
 from holdfast_contract.reasons import Reason
-from holdfast_operator.decide import saves
+from holdfast_operator.decide import requested_saves
 from holdfast_operator.decide.actions import Event, StatusDecision
 from holdfast_operator.decide.members import JobView
 
 DEFAULT_GRACE_SECONDS: Final = 30
 POLL_SECONDS: Final = 0.5
-"""How soon a wait that reports usually end is checked again, should a wake-up get lost."""
+"""How soon a wait that usually ends with a report is checked again, in case a wake-up is lost."""
+
+NOTHING_SAVED: Final = "no trainer ran, so nothing was saved"
 
 
 def grace_seconds(view: JobView) -> int:
-    """The workers' grace period."""
+    """The workers' grace period: that of the pod template, or the default of Kubernetes."""
     return view.spec.template.spec.termination_grace_period_seconds or DEFAULT_GRACE_SECONDS
 
 
-def stop(view: JobView, purpose: saves.Purpose, reason: Reason) -> StatusDecision:
+def stop(view: JobView, purpose: requested_saves.Purpose, reason: Reason) -> StatusDecision:
+    """Request a save after which the trainers end, with the grace period as its deadline.
+
+    Args:
+        view: the job.
+        purpose: why the workers stop, for the status.
+        reason: the same, for the Event.
+    """
     deadline = view.now + timedelta(seconds=grace_seconds(view))
-    event = Event(reason, f"the workers are asked to save and stop within {grace_seconds(view)} s")
-    return StatusDecision(saves.ask(view, purpose, deadline), (event,))
+    event = Event(reason, f"all workers are to save and stop within {grace_seconds(view)} s")
+    return StatusDecision(requested_saves.request_save(view, purpose, deadline), (event,))
 
 
 def stop_outcome(view: JobView) -> str | None:
-    """What became of the save before a stop; None while that is open."""
+    """The outcome of the save before a stop, in words; None while it is open."""
     if view.status.save is None:
-        return "no trainer ran, so nothing was saved"
-    verdict = saves.judge(view, view.status.save)
+        return NOTHING_SAVED
+    verdict = requested_saves.judge(view, view.status.save)
     if verdict is None:
         return None
-    return f"saved step {verdict.step}" if verdict.good else f"not saved ({verdict.outcome.value}): {verdict.reason}"
+    return requested_saves.describe(verdict)

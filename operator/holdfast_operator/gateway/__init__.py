@@ -1,1 +1,1 @@
-"""Everything that leaves this process towards the API server."""
+"""Access to the API server: every request of the operator passes through here, except those of kopf's watch."""

@@ -1,7 +1,8 @@
-"""What the operator asks of the API server: one method per permission that it needs, plain dictionaries as payload.
+"""The operator's requests to the API server: one method per permission, with plain dictionaries as payload.
 
 Reads are live (quorum) reads. Every update is conditional on a resourceVersion, every delete on a UID. ``None`` means
-the API server said that the object does not exist, never that it could not be asked.
+that the API server said the object does not exist, never that it did not answer. Paths are written here because the
+generated methods of the ``kubernetes`` client build model objects (see ``transport``).
 """
 
 from __future__ import annotations
@@ -12,7 +13,7 @@ from urllib.parse import quote
 from kubernetes.client import Configuration
 
 from holdfast_contract import keys
-from holdfast_operator.gateway import errors
+from holdfast_operator.gateway import kube_errors
 from holdfast_operator.gateway.transport import DEADLINE_SECONDS, MERGE_PATCH, METADATA_LIST, Transport
 
 Json = dict[str, Any]
@@ -23,7 +24,7 @@ LEASE_SECONDS: Final = 5.0
 """Below the lease's renew deadline, so that one hung request does not cost the leadership."""
 EVENT_SECONDS: Final = 5.0
 SAMPLE: Final = 500
-"""Objects per kind that an audit of the watch looks at."""
+"""How many objects per kind the audit of the watch compares."""
 
 _JOBS: Final = f"/apis/{keys.API_VERSION}"
 
@@ -41,11 +42,11 @@ class Kube:
     # TrainingJobs
 
     async def get_job(self, namespace: str, name: str) -> Json | None:
-        """The TrainingJob, or None if there is none of that name."""
+        """The TrainingJob, or None if it does not exist."""
         return await self._get(_job(namespace, name), f"get {keys.PLURAL} {namespace}/{name}")
 
     async def list_jobs(self, namespace: str | None) -> list[Json]:
-        """All TrainingJobs of a namespace, or of the cluster for None."""
+        """All TrainingJobs of a namespace; None: of the whole cluster."""
         path = f"{_JOBS}/{keys.PLURAL}" if namespace is None else f"{_JOBS}/namespaces/{_q(namespace)}/{keys.PLURAL}"
         return await self._list(path, f"list {keys.PLURAL} {namespace or 'everywhere'}", {})
 
@@ -53,19 +54,30 @@ class Kube:
         """Replace ``status`` if ``metadata.resourceVersion`` is still current.
 
         Raises:
-            Conflict: somebody wrote in between; read and decide again.
-            NotFound: the job is gone.
-            Invalid: the status breaks the schema.
+            Conflict: the job changed since it was read; read and decide again.
+            NotFound: the job no longer exists.
+            Invalid: the status does not match the CRD's schema.
         """
         namespace, name = _full_name(job)
-        _demand_version(job)
+        _require_version(job)
         what = f"update {keys.PLURAL}/status {namespace}/{name}"
         return await self._transport.request("PUT", f"{_job(namespace, name)}/status", what=what, body=job)
 
     async def patch_job_finalizers(
         self, namespace: str, name: str, finalizers: list[str], resource_version: str
     ) -> Json:
-        """Replace the list of finalizers if the job is still at ``resource_version``. Raises Conflict, NotFound."""
+        """Replace the list of finalizers if the job has not changed.
+
+        Args:
+            namespace: the job's namespace.
+            name: the job's name.
+            finalizers: the complete new list.
+            resource_version: the version that was read.
+
+        Raises:
+            Conflict: the job is at another version.
+            NotFound: the job no longer exists.
+        """
         body = {"metadata": {"finalizers": finalizers, "resourceVersion": resource_version}}
         what = f"patch {keys.PLURAL} {namespace}/{name}"
         return await self._transport.request(
@@ -73,14 +85,23 @@ class Kube:
         )
 
     async def delete_job(self, namespace: str, name: str, uid: str) -> None:
-        """Delete exactly this job. Gone already is success; raises Conflict if the name now belongs to another UID."""
+        """Delete exactly this job. A job that no longer exists is a success.
+
+        Args:
+            namespace: the job's namespace.
+            name: the job's name.
+            uid: the job's UID.
+
+        Raises:
+            Conflict: the name belongs to another UID now.
+        """
         body = {"preconditions": {"uid": uid}, "propagationPolicy": "Background"}
         await self._delete(_job(namespace, name), f"delete {keys.PLURAL} {namespace}/{name}", body)
 
     # Pods
 
     async def list_pods(self, namespace: str, label_selector: str) -> list[Json]:
-        """The pods that match now, ended ones too."""
+        """The pods that match now, finished ones included."""
         what = f"list pods {namespace} ({label_selector})"
         return await self._list(_pods(namespace), what, {"labelSelector": label_selector})
 
@@ -96,7 +117,17 @@ class Kube:
         )
 
     async def delete_pod(self, namespace: str, name: str, *, uid: str, grace_seconds: int | None = None) -> None:
-        """Delete exactly this pod. Gone already is success; raises Conflict if the name now belongs to another UID."""
+        """Delete exactly this pod. A pod that no longer exists is a success.
+
+        Args:
+            namespace: the pod's namespace.
+            name: the pod's name.
+            uid: the pod's UID.
+            grace_seconds: grace period; None means the pod's own.
+
+        Raises:
+            Conflict: the name belongs to another UID now.
+        """
         body: Json = {"preconditions": {"uid": uid}}
         if grace_seconds is not None:
             body["gracePeriodSeconds"] = grace_seconds
@@ -112,15 +143,15 @@ class Kube:
         """All nodes."""
         return await self._list("/api/v1/nodes", "list nodes", {})
 
-    # Versions alone, to compare with what the watch has told
+    # Versions alone, to compare with what the watch delivered
 
     async def pod_versions(self, namespace: str | None, label_selector: str) -> dict[str, str]:
-        """Versions by UID of (a sample of) the pods that match, in one namespace or everywhere for None."""
+        """Versions by UID of at most SAMPLE pods that match, in one namespace; None: in the whole cluster."""
         path = "/api/v1/pods" if namespace is None else _pods(namespace)
         return await self._versions(path, "list pods", {"labelSelector": label_selector})
 
     async def node_versions(self) -> dict[str, str]:
-        """Versions by UID of (a sample of) the nodes."""
+        """Versions by UID of at most SAMPLE nodes."""
         return await self._versions("/api/v1/nodes", "list nodes", {})
 
     async def _versions(self, path: str, what: str, query: dict[str, str]) -> dict[str, str]:
@@ -130,15 +161,24 @@ class Kube:
         )
         return {i["metadata"]["uid"]: i["metadata"]["resourceVersion"] for i in answer.get("items") or []}
 
-    # What surrounds them
+    # Events and tokens
 
     async def create_event(self, namespace: str, event: Json) -> None:
-        """Write one Event (events.k8s.io/v1). Raises AlreadyExists."""
+        """Create one Event (events.k8s.io/v1). Raises AlreadyExists."""
         what = f"create events {namespace}"
         await self._transport.request("POST", _events(namespace), what=what, body=event, deadline_seconds=EVENT_SECONDS)
 
     async def patch_event_series(self, namespace: str, name: str, series: Json) -> None:
-        """Say how often an Event was repeated: the one field of it that may change. Raises NotFound."""
+        """Write how often an Event was repeated; no other field of an Event may change.
+
+        Args:
+            namespace: the Event's namespace.
+            name: the Event's name.
+            series: count and time of the last repetition, as the API has them.
+
+        Raises:
+            NotFound: the API server no longer keeps the Event.
+        """
         what, path = f"patch events {namespace}/{name}", f"{_events(namespace)}/{_q(name)}"
         await self._transport.request(
             "PATCH",
@@ -150,7 +190,7 @@ class Kube:
         )
 
     async def review_token(self, token: str, audiences: list[str]) -> Json:
-        """The ``status`` of a TokenReview. The token appears in no error and no log."""
+        """The ``status`` of a TokenReview of this token. The token appears in no error and no log line."""
         body = {
             "apiVersion": "authentication.k8s.io/v1",
             "kind": "TokenReview",
@@ -170,7 +210,7 @@ class Kube:
         return await self._get(f"{_leases(namespace)}/{_q(name)}", f"get leases {namespace}/{name}", LEASE_SECONDS)
 
     async def create_lease(self, namespace: str, lease: Json) -> Json:
-        """Create a Lease. Raises AlreadyExists when another replica was faster."""
+        """Create a Lease. Raises AlreadyExists if another replica was faster."""
         what = f"create leases {namespace}/{lease['metadata']['name']}"
         return await self._transport.request(
             "POST", _leases(namespace), what=what, body=lease, deadline_seconds=LEASE_SECONDS
@@ -179,7 +219,7 @@ class Kube:
     async def update_lease(self, lease: Json) -> Json:
         """Replace a Lease if its resourceVersion is still current. Raises Conflict."""
         namespace, name = _full_name(lease)
-        _demand_version(lease)
+        _require_version(lease)
         what = f"update leases {namespace}/{name}"
         path = f"{_leases(namespace)}/{_q(name)}"
         return await self._transport.request("PUT", path, what=what, body=lease, deadline_seconds=LEASE_SECONDS)
@@ -187,8 +227,8 @@ class Kube:
     async def _get(self, path: str, what: str, deadline_seconds: float = DEADLINE_SECONDS) -> Json | None:
         try:
             return await self._transport.request("GET", path, what=what, deadline_seconds=deadline_seconds)
-        except errors.NotFound as error:
-            # Only "no such object" is an answer; a missing resource (no CRD) or a lying proxy is not.
+        except kube_errors.NotFound as error:
+            # Only "no such object" is an answer; a missing resource (no CRD) or a proxy's 404 page is not.
             if error.reason != "NotFound" or not error.message.endswith(" not found"):
                 raise
             return None
@@ -197,13 +237,13 @@ class Kube:
         answer = await self._transport.request("GET", path, what=what, query=query, deadline_seconds=LIST_SECONDS)
         items = answer.get("items")
         if not isinstance(items, list):
-            raise errors.Unavailable(what, 200, "NotAList", "an answer without items")
+            raise kube_errors.Unavailable(what, 200, "NotAList", "the answer has no list of items")
         return items
 
     async def _delete(self, path: str, what: str, body: Json) -> None:
         try:
             await self._transport.request("DELETE", path, what=what, body=body)
-        except errors.NotFound as error:
+        except kube_errors.NotFound as error:
             if error.reason != "NotFound":
                 raise
 
@@ -232,6 +272,8 @@ def _full_name(item: Json) -> tuple[str, str]:
     return item["metadata"]["namespace"], item["metadata"]["name"]
 
 
-def _demand_version(item: Json) -> None:
+def _require_version(item: Json) -> None:
     if not item["metadata"].get("resourceVersion"):
-        raise ValueError("metadata.resourceVersion: found none, allowed: the version that was read (no blind writes)")
+        raise ValueError(
+            "`metadata.resourceVersion` is required but not set: an update needs the version that was read"
+        )

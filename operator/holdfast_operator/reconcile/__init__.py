@@ -1,1 +1,1 @@
-"""One pass over one job: observe the world, decide, act on it; and the queue that says whose turn it is."""
+"""One pass over one job (observe, decide, act), and the queue that starts the passes."""

@@ -1,4 +1,4 @@
-"""Live reads of everything that one decision about a job needs, as one frozen Observation."""
+"""Reads everything that one decision about a job needs, live, into one frozen Observation."""
 
 from __future__ import annotations
 
@@ -25,22 +25,22 @@ from holdfast_operator.decide.facts import (
     PodFact,
     Taint,
 )
-from holdfast_operator.gateway.errors import Forbidden, KubeError
 from holdfast_operator.gateway.kube import Kube
-from holdfast_operator.ports import Clock, Manifest
+from holdfast_operator.gateway.kube_errors import Forbidden, KubeError
+from holdfast_operator.interfaces import Clock, Manifest
 from holdfast_operator.sync_endpoint.board import Board
 
 FEW_NODES: Final = 16
-"""Up to so many nodes are read one by one; above that one list is cheaper."""
+"""Up to this many nodes are read one by one; for more, one list is cheaper."""
 NO_TIME: Final = "0001-01-01T00:00:00Z"
 
 
 class SpecError(ValueError):
-    """A job whose spec the models refuse although the API server let it in."""
+    """The API server accepted the job, but the operator's models refuse its spec."""
 
 
 def parse_job(raw: Mapping[str, Any]) -> JobFact:
-    """The job object, checked with the same models as the definition was made from. Raises SpecError."""
+    """The job object, checked with the models from which the CRD is generated. Raises SpecError."""
     try:
         job = TrainingJob.model_validate(raw)
     except ValidationError as error:
@@ -48,7 +48,7 @@ def parse_job(raw: Mapping[str, Any]) -> JobFact:
         raise SpecError(f"{'.'.join(str(part) for part in first['loc'])}: {first['msg']}") from None
     meta = job.metadata
     if meta.creation_timestamp is None:
-        raise SpecError("metadata.creationTimestamp: found nothing, allowed: an instant; is this a stored object?")
+        raise SpecError("`metadata.creationTimestamp` is required but not set: only stored jobs can be reconciled")
     return JobFact(
         namespace=meta.namespace,
         name=meta.name,
@@ -63,14 +63,25 @@ def parse_job(raw: Mapping[str, Any]) -> JobFact:
 
 
 async def gather(kube: Kube, board: Board, clock: Clock, raw: Manifest) -> Observation:
-    """Everything about this job, read now. Raises SpecError, and KubeError where the API server cannot answer."""
+    """Read everything about a job.
+
+    Args:
+        kube: access to the API server: pods, nodes, another owner of the run.
+        board: the agents' last reports.
+        clock: gives the reports their age.
+        raw: the job, just read.
+
+    Raises:
+        SpecError: the job's spec is not valid.
+        KubeError: the API server did not answer.
+    """
     job = parse_job(raw)
     listed = await kube.list_pods(job.namespace, f"{keys.LABEL_JOB_UID}={job.uid}")
-    wanted = avoided_nodes(job.spec.template.to_manifest().get("spec", {}))
-    pods = tuple(fact for raw_pod in listed if (fact := pod_fact(raw_pod, job.uid, wanted)) is not None)
+    avoided_by_user = avoided_nodes(job.spec.template.to_manifest().get("spec", {}))
+    pods = tuple(fact for raw_pod in listed if (fact := pod_fact(raw_pod, job.uid, avoided_by_user)) is not None)
     received = board.reports(job.namespace, job.name)
-    moment = clock.monotonic()
-    last_reports = {i.uid: LastReport(r.report, max(0.0, moment - r.received_monotonic)) for i, r in received.items()}
+    read_at = clock.monotonic()
+    last_reports = {i.uid: LastReport(r.report, max(0.0, read_at - r.received_monotonic)) for i, r in received.items()}
     nodes, other = await asyncio.gather(
         _nodes(kube, {p.node for p in pods if p.node}), _other_owner(kube, job, pods, last_reports)
     )
@@ -78,22 +89,22 @@ async def gather(kube: Kube, board: Board, clock: Clock, raw: Manifest) -> Obser
 
 
 async def _nodes(kube: Kube, names: Iterable[str]) -> dict[str, NodeFact]:
-    wanted = sorted(set(names))
+    ordered = sorted(set(names))
     try:
-        if len(wanted) > FEW_NODES:
+        if len(ordered) > FEW_NODES:
             known = {n["metadata"]["name"]: n for n in await kube.list_nodes()}
-            found = [known.get(name) for name in wanted]
+            found = [known.get(name) for name in ordered]
         else:
-            found = await asyncio.gather(*(kube.get_node(name) for name in wanted))
+            found = await asyncio.gather(*(kube.get_node(name) for name in ordered))
     except Forbidden:
-        return {}  # an installation without access to nodes: only what pods and agents say counts
-    return {name: node_fact(name, node) for name, node in zip(wanted, found, strict=True)}
+        return {}  # an installation without permission to read nodes relies on pods and agents alone
+    return {name: node_fact(name, node) for name, node in zip(ordered, found, strict=True)}
 
 
 async def _other_owner(
     kube: Kube, job: JobFact, pods: Iterable[PodFact], last_reports: Mapping[str, LastReport]
 ) -> OtherOwner | None:
-    """Whether the job that the run's owner record names still goes on. What cannot be read counts as alive."""
+    """Whether the job that the run's owner record names is still alive. A job that cannot be read counts as alive."""
     if job.status.active_attempt:
         return None
     first = [last_reports[p.uid].report.inspection for p in pods if p.index == 0 and p.uid in last_reports]
@@ -103,7 +114,7 @@ async def _other_owner(
 
 async def _look_up(kube: Kube, owner: Owner) -> OtherOwner:
     if not owner.namespace or not owner.name:
-        return OtherOwner(owner.job_uid, alive=True)  # trained without a cluster: nobody can say that it is over
+        return OtherOwner(owner.job_uid, alive=True)  # trained outside a cluster: nothing shows that it has ended
     try:
         raw = await kube.get_job(owner.namespace, owner.name)
         over = raw is None or raw["metadata"]["uid"] != owner.job_uid or finished(parse_job(raw).status)
@@ -113,18 +124,22 @@ async def _look_up(kube: Kube, owner: Owner) -> OtherOwner:
 
 
 def pod_fact(raw: Mapping[str, Any], job_uid: str, avoided_by_user: frozenset[str] = frozenset()) -> PodFact | None:
-    """A pod of the job; None for one that only looks like it (not owned, or labels that are not ours)."""
+    """A pod of the job.
+
+    Args:
+        raw: the pod as the API server has it.
+        job_uid: UID of the job that must own it.
+        avoided_by_user: nodes that the user's template excludes by name.
+
+    Returns:
+        None if the job does not own the pod, or if its labels are not the operator's.
+    """
     meta, spec, status = raw["metadata"], raw.get("spec", {}), raw.get("status", {})
     owned = any(o.get("uid") == job_uid and o.get("controller") for o in meta.get("ownerReferences", []))
     found = meta.get("labels", {})
     index, attempt = found.get(keys.LABEL_REPLICA_INDEX, ""), found.get(keys.LABEL_CREATED_IN_ATTEMPT, "")
     if not owned or not _is_number(index) or not _is_number(attempt):
         return None
-    disrupted = [
-        c.get("reason", "")
-        for c in status.get("conditions", [])
-        if c.get("type") == "DisruptionTarget" and c.get("status") == "True"
-    ]
     trainer = _trainer_status(status)
     return PodFact(
         name=meta["name"],
@@ -137,11 +152,19 @@ def pod_fact(raw: Mapping[str, Any], job_uid: str, avoided_by_user: frozenset[st
         ip=status.get("podIP", ""),
         deleted_at=_instant(meta.get("deletionTimestamp")),
         grace_seconds=meta.get("deletionGracePeriodSeconds"),
-        disruption=disrupted[0] if disrupted else "",
+        disruption=_disruption(status),
         end=_container_end(trainer),
         waiting=_waiting(status, trainer),
         avoids=avoided_nodes(spec) - avoided_by_user,
     )
+
+
+def _disruption(status: Mapping[str, Any]) -> str:
+    """Reason of the condition DisruptionTarget, if it is True."""
+    for condition in status.get("conditions", []):
+        if condition.get("type") == "DisruptionTarget" and condition.get("status") == "True":
+            return str(condition.get("reason", ""))
+    return ""
 
 
 def _is_number(text: str) -> bool:
@@ -166,7 +189,7 @@ def _container_end(trainer: Mapping[str, Any]) -> ContainerEnd | None:
 
 
 def _waiting(status: Mapping[str, Any], trainer: Mapping[str, Any]) -> str:
-    """Why the pod does not run yet, in its own words."""
+    """Why the pod does not run yet, as the kubelet or the scheduler says."""
     waiting = trainer.get("state", {}).get("waiting", {})
     if waiting.get("reason"):
         return f"{waiting['reason']}: {waiting.get('message', '')}"[:256]
@@ -177,7 +200,7 @@ def _waiting(status: Mapping[str, Any], trainer: Mapping[str, Any]) -> str:
 
 
 def node_fact(name: str, raw: Mapping[str, Any] | None) -> NodeFact:
-    """A node, or its absence."""
+    """A node; ``raw`` None means that it does not exist."""
     if raw is None:
         return NodeFact(name, exists=False)
     meta, spec, status = raw["metadata"], raw.get("spec", {}), raw.get("status", {})

@@ -1,6 +1,7 @@
-"""Keys that want attention: each at most once in the queue and at most once in work; later wins nothing, earlier does.
+"""The work queue of job keys. A key is queued at most once and processed by one worker at a time.
 
-Runs on one event loop. A key that is added while it is in work comes again afterwards, so no wake-up is lost.
+A key that is added again keeps the earlier of its two times. A key that is added while it is processed is processed
+again afterwards, so no wake-up is lost. Runs on one event loop.
 """
 
 from __future__ import annotations
@@ -16,24 +17,24 @@ from typing import Final
 
 from holdfast_contract.reasons import Metric
 from holdfast_operator.decide.actions import Count
-from holdfast_operator.gateway.errors import KubeError, TooManyRequests, Unavailable
-from holdfast_operator.ports import Metrics
+from holdfast_operator.gateway.kube_errors import KubeError, TooManyRequests, Unavailable
+from holdfast_operator.interfaces import Metrics
 
 Key = tuple[str, str]
 
 WORKERS: Final = 8
 PASS_SECONDS: Final = 120.0
-"""Bound of one pass; every request in it has its own, shorter one."""
+"""Limit of one pass; every request in it has its own, shorter limit."""
 BACKOFF_BASE_SECONDS: Final = 0.5
 BACKOFF_CAP_SECONDS: Final = 60.0
 MIN_DELAY_SECONDS: Final = 0.02
-"""A pass that asks for itself at once may not starve the loop."""
+"""A job that asks for another pass at once must not starve the event loop."""
 
 log = logging.getLogger(__name__)
 
 
 class WorkQueue:
-    """Calls ``work`` for keys that are due. ``work`` returns seconds until it wants the key again, or None."""
+    """Calls ``work`` for the keys that are due, and again after failures, with back-off."""
 
     def __init__(
         self,
@@ -41,6 +42,13 @@ class WorkQueue:
         metrics: Metrics,
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
+        """Start with an empty queue; ``run`` processes it.
+
+        Args:
+            work: called with namespace and name; returns seconds until the key is due again, or None.
+            metrics: counts passes and their duration.
+            clock: monotonic seconds.
+        """
         self._work, self._metrics, self._clock = work, metrics, clock
         self._due: dict[Key, float] = {}
         self._heap: list[tuple[float, int, Key]] = []
@@ -50,7 +58,13 @@ class WorkQueue:
         self._changed = asyncio.Event()
 
     def add(self, namespace: str, name: str, delay_seconds: float = 0.0) -> None:
-        """Let the key be worked on no later than in so many seconds."""
+        """Queue a key.
+
+        Args:
+            namespace: the job's namespace.
+            name: the job's name.
+            delay_seconds: the key is due after this time at the latest.
+        """
         key, when = (namespace, name), self._clock() + delay_seconds
         if self._due.get(key, float("inf")) <= when:
             return
@@ -59,7 +73,7 @@ class WorkQueue:
         self._changed.set()
 
     async def run(self, workers: int = WORKERS) -> None:
-        """Work until cancelled."""
+        """Process keys until cancelled."""
         async with asyncio.TaskGroup() as group:
             for _ in range(workers):
                 group.create_task(self._worker())
@@ -71,7 +85,7 @@ class WorkQueue:
                 await self._pass(key)
             finally:
                 self._running.discard(key)
-                if key in self._due:  # added while it was in work
+                if key in self._due:  # added while it was processed
                     heapq.heappush(self._heap, (self._due[key], next(self._order), key))
                     self._changed.set()
 
@@ -91,7 +105,7 @@ class WorkQueue:
                 continue
 
     def _seconds_to_next(self) -> float | None:
-        """Seconds until the first key that is not in work is due; drops entries that something earlier replaced."""
+        """Seconds until the first idle key is due; drops entries that an earlier time has replaced."""
         while self._heap:
             when, _, key = self._heap[0]
             if key not in self._running and self._due.get(key) == when:
@@ -104,7 +118,7 @@ class WorkQueue:
         try:
             async with asyncio.timeout(PASS_SECONDS):
                 again = await self._work(*key)
-        except Exception as error:  # one job's trouble, of whatever kind, must not stop the others
+        except Exception as error:  # an error of any kind in one job must not stop the others
             self._failed(key, error)
         else:
             self._failures.pop(key, None)
@@ -122,7 +136,7 @@ class WorkQueue:
         quiet = isinstance(error, Unavailable) and failures > 3
         log.log(
             logging.DEBUG if quiet else logging.WARNING,
-            "pass failed, again in %.1f s: %s: %s",
+            "the pass failed and is tried again in %.1f s: %s: %s",
             delay,
             type(error).__name__,
             error,

@@ -1,4 +1,4 @@
-"""One pass over one job: observe, decide, act. Called by the queue, one at a time per job."""
+"""One pass over one job: observe, decide, act. The queue runs one pass per job at a time."""
 
 from __future__ import annotations
 
@@ -11,22 +11,22 @@ from holdfast_contract.reasons import Condition, Reason
 from holdfast_operator.decide import conditions
 from holdfast_operator.decide.actions import Event
 from holdfast_operator.decide.children import ControlSettings
-from holdfast_operator.decide.plan import decide
-from holdfast_operator.gateway.errors import Conflict, NotFound
+from holdfast_operator.decide.precedence import decide
 from holdfast_operator.gateway.kube import Kube
-from holdfast_operator.ports import Clock, Events, Manifest, Metrics
+from holdfast_operator.gateway.kube_errors import Conflict, NotFound
+from holdfast_operator.interfaces import Clock, Events, Manifest, Metrics
 from holdfast_operator.reconcile import observe
 from holdfast_operator.reconcile.act import Actor
 from holdfast_operator.sync_endpoint.board import Board
 
 CONFLICT_SECONDS: Final = 0.05
-"""How soon to look again after the job has changed during a pass."""
+"""How soon the next pass follows if the job changed during a pass."""
 
 log = logging.getLogger(__name__)
 
 
 class Reconciler:
-    """Brings jobs forward. Keeps nothing between passes."""
+    """Reconciles jobs. Keeps no state between passes."""
 
     def __init__(
         self,
@@ -38,18 +38,31 @@ class Reconciler:
         events: Events,
         metrics: Metrics,
     ) -> None:
+        """Connect the parts.
+
+        Args:
+            kube: access to the API server.
+            board: the agents' reports and directives.
+            control: how new pods reach the control endpoint.
+            clock: wall and monotonic time.
+            events: receives the Events.
+            metrics: receives the counts.
+        """
         self._kube, self._board, self._clock, self._events = kube, board, clock, events
         self._actor = Actor(kube=kube, board=board, control=control, events=events, metrics=metrics)
 
     async def reconcile(self, namespace: str, name: str) -> float | None:
-        """One pass. Seconds until the next one is wanted; None: not before something happens.
+        """Run one pass.
+
+        Returns:
+            Seconds until the next pass; None: not before something changes.
 
         Raises:
-            KubeError: the API server could not answer; the queue tries again with back-off.
+            KubeError: the API server did not answer; the queue tries again with back-off.
         """
         raw = await self._kube.get_job(namespace, name)
         if raw is None:
-            self._board.forget(namespace, name)  # whoever still runs for it is no member of anything
+            self._board.forget(namespace, name)  # its pods are answered with Exit from now on
             return None
         try:
             observation = await observe.gather(self._kube, self._board, self._clock, raw)
@@ -63,14 +76,14 @@ class Reconciler:
             log.debug("job changed during the pass", extra={"namespace": namespace, "job": name})
             return CONFLICT_SECONDS
         except NotFound:
-            return 0.0  # deleted during the pass: the next one sees it
+            return 0.0  # the job was deleted during the pass: the next pass handles that
 
     async def _refuse(self, raw: Manifest, message: str) -> float | None:
-        """Say in a condition that the operator cannot run this spec, and leave everything as it is."""
+        """Write a condition that says why the operator cannot run this spec; change nothing else."""
         if raw["metadata"].get("deletionTimestamp") and keys.FINALIZER in raw["metadata"].get("finalizers", []):
             meta = raw["metadata"]
             others = [f for f in meta["finalizers"] if f != keys.FINALIZER]
-            # A job that nobody can read owes nobody a save.
+            # The operator cannot request a save for a spec that it cannot read.
             await self._kube.patch_job_finalizers(meta["namespace"], meta["name"], others, meta["resourceVersion"])
             return None
         try:

@@ -1,1 +1,1 @@
-"""The endpoint that agents call: TLS, who calls, what a caller may take, one report in and one directive out."""
+"""The endpoint that agents call: TLS, authentication, limits, and the board that holds reports and directives."""

@@ -1,4 +1,4 @@
-"""Who calls: a bearer token proves a pod, and the live pod names its job. Both answers are remembered for a while."""
+"""Authentication of callers: a bearer token proves a pod, and the live pod names its job. Both answers are cached."""
 
 from __future__ import annotations
 
@@ -30,21 +30,21 @@ V = TypeVar("V")
 
 
 @dataclass(frozen=True)
-class Refused:
-    """Why a caller is not believed; safe to send and to log (contains nothing of the token)."""
+class CallerRefused:
+    """Why a caller is refused. Safe to send and to log: it contains nothing of the token."""
 
     why: str
 
 
-class Remembered(Generic[K, V]):
-    """A bounded memory whose entries end by themselves; the oldest go first when there are too many."""
+class ExpiringCache(Generic[K, V]):
+    """A bounded cache whose entries expire. The oldest entries are dropped first when it is full."""
 
     def __init__(self, clock: Callable[[], float], limit: int = CACHE_LIMIT) -> None:
         self._clock, self._limit = clock, limit
         self._items: OrderedDict[K, tuple[V, float]] = OrderedDict()
 
     def get(self, key: K) -> V | None:
-        """The value, or None if there is none or its time is over."""
+        """The value, or None if the key is unknown or has expired."""
         found = self._items.get(key)
         if found is None:
             return None
@@ -54,7 +54,13 @@ class Remembered(Generic[K, V]):
         return found[0]
 
     def put(self, key: K, value: V, seconds: float) -> V:
-        """Remember for so many seconds."""
+        """Store a value and return it.
+
+        Args:
+            key: replaces an entry of the same key.
+            value: what ``get`` returns.
+            seconds: time until the entry expires.
+        """
         self._items.pop(key, None)
         self._items[key] = (value, self._clock() + seconds)
         while len(self._items) > self._limit:
@@ -62,77 +68,79 @@ class Remembered(Generic[K, V]):
         return value
 
 
-class Callers:
-    """Turns tokens into pods and pods into jobs."""
+class PodAuthenticator:
+    """Finds the pod that a token is bound to, and the job that the pod works for."""
 
     def __init__(self, kube: Kube, clock: Callable[[], float] = time.monotonic) -> None:
         self._kube = kube
-        self._tokens: Remembered[bytes, PodIdentity | Refused] = Remembered(clock)
-        self._jobs: Remembered[PodIdentity, str | Refused] = Remembered(clock)
+        self._tokens: ExpiringCache[bytes, PodIdentity | CallerRefused] = ExpiringCache(clock)
+        self._jobs: ExpiringCache[PodIdentity, str | CallerRefused] = ExpiringCache(clock)
         self._slots = asyncio.Semaphore(REVIEWS_AT_ONCE)
 
-    def known(self, token: str) -> bool:
-        """Whether judging this token costs no request."""
+    def is_cached(self, token: str) -> bool:
+        """Whether this token's answer is cached, so that ``authenticate`` sends no request."""
         return self._tokens.get(_hash(token)) is not None
 
-    async def pod_of(self, token: str) -> PodIdentity | Refused:
-        """The pod to which the token is bound.
+    async def authenticate(self, token: str) -> PodIdentity | CallerRefused:
+        """The pod to which the token is bound, or why it is refused.
 
         Raises:
-            KubeError: the API server could not be asked.
+            KubeError: the API server did not answer.
         """
         if len(token) > MAX_TOKEN or token.count(".") != 2 or not token.isascii():
-            return Refused("the token is no ServiceAccount token")
+            return CallerRefused("the token is not a ServiceAccount token")
         key = _hash(token)
         found = self._tokens.get(key)
         if found is not None:
             return found
         async with self._slots:
-            found = self._tokens.get(key)  # another request with it may have asked meanwhile
+            found = self._tokens.get(key)  # another request with this token may have been answered meanwhile
             if found is not None:
                 return found
-            judged = _read_review(await self._kube.review_token(token, [keys.TOKEN_AUDIENCE]))
-            seconds = REFUSED_SECONDS if isinstance(judged, Refused) else ACCEPTED_SECONDS
-            return self._tokens.put(key, judged, seconds)
+            reviewed = _read_review(await self._kube.review_token(token, [keys.TOKEN_AUDIENCE]))
+            seconds = REFUSED_SECONDS if isinstance(reviewed, CallerRefused) else ACCEPTED_SECONDS
+            return self._tokens.put(key, reviewed, seconds)
 
-    async def job_of(self, who: PodIdentity) -> str | Refused:
-        """The job whose worker the pod is by label and owner. Asked once per pod: neither changes honestly.
+    async def job_of(self, identity: PodIdentity) -> str | CallerRefused:
+        """The job that the pod works for, by its labels and its owner, or why it is refused.
+
+        Asked once per pod, since a pod's job never changes.
 
         Raises:
-            KubeError: the API server could not be asked.
+            KubeError: the API server did not answer.
         """
-        found = self._jobs.get(who)
+        found = self._jobs.get(identity)
         if found is not None:
             return found
         async with self._slots:
-            pod = await self._kube.get_pod(who.namespace, who.name)
-        job = _job_of_pod(pod, who)
-        return self._jobs.put(who, job, REFUSED_SECONDS if isinstance(job, Refused) else 3600.0)
+            pod = await self._kube.get_pod(identity.namespace, identity.name)
+        job = _job_of_pod(pod, identity)
+        return self._jobs.put(identity, job, REFUSED_SECONDS if isinstance(job, CallerRefused) else 3600.0)
 
 
 def _hash(token: str) -> bytes:
     return hashlib.sha256(token.encode(errors="replace")).digest()
 
 
-def _read_review(status: Json) -> PodIdentity | Refused:
-    """What a TokenReview proves. Without our audience in the answer a token of the whole API would do."""
+def _read_review(status: Json) -> PodIdentity | CallerRefused:
+    """The pod that a TokenReview proves. Without the audience check, any token of the API server would pass."""
     if status.get("authenticated") is not True:
-        why = str(status.get("error") or "wrong, expired, of another audience, or its pod is gone")
-        return Refused(f"the token is not accepted by the API server: {why[:MAX_REASON]}")
+        why = str(status.get("error") or "wrong, expired, for another audience, or its pod no longer exists")
+        return CallerRefused(f"the API server does not accept the token: {why[:MAX_REASON]}")
     if keys.TOKEN_AUDIENCE not in (status.get("audiences") or []):
-        return Refused(f"the token is not for audience {keys.TOKEN_AUDIENCE}")
+        return CallerRefused(f"the token is not for audience {keys.TOKEN_AUDIENCE}")
     user = status.get("user") or {}
     username, extra = str(user.get("username") or ""), user.get("extra") or {}
     names, uids = extra.get(_POD_NAME) or [], extra.get(_POD_UID) or []
     if not username.startswith(_ACCOUNT) or len(names) != 1 or len(uids) != 1:
-        return Refused("the token is not bound to a pod")
+        return CallerRefused("the token is not bound to a pod")
     namespace = username.removeprefix(_ACCOUNT).partition(":")[0]
     return PodIdentity(namespace, str(names[0]), str(uids[0]))
 
 
-def _job_of_pod(pod: Json | None, who: PodIdentity) -> str | Refused:
-    if pod is None or pod["metadata"].get("uid") != who.uid:
-        return Refused("the pod no longer exists")
+def _job_of_pod(pod: Json | None, identity: PodIdentity) -> str | CallerRefused:
+    if pod is None or pod["metadata"].get("uid") != identity.uid:
+        return CallerRefused("the pod no longer exists")
     meta = pod["metadata"]
     labels = meta.get("labels") or {}
     name, uid = labels.get(keys.LABEL_JOB_NAME), labels.get(keys.LABEL_JOB_UID)
@@ -140,4 +148,4 @@ def _job_of_pod(pod: Json | None, who: PodIdentity) -> str | Refused:
         is_job = owner.get("kind") == keys.KIND and owner.get("apiVersion", "").startswith(f"{keys.API_GROUP}/")
         if is_job and owner.get("controller") and owner.get("name") == name and owner.get("uid") == uid:
             return str(name)
-    return Refused(f"the pod is no worker of a {keys.KIND}")
+    return CallerRefused(f"the pod is not a worker of a {keys.KIND}")

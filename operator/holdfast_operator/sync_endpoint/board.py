@@ -1,7 +1,7 @@
-"""Where the sync endpoint and the reconciler meet: the newest report and the current directive of every worker.
+"""The board between the sync endpoint and the reconciler: the newest report and the current directive of every worker.
 
-In memory only: after a restart one round of reports and one reconcile per job bring everything back. Runs on one
-event loop; no method but ``directive`` waits.
+It is in memory only: after a restart, one round of reports and one pass per job fill it again. It runs on one event
+loop, and only ``directive`` waits.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ Key = tuple[str, str]
 
 @dataclass(frozen=True)
 class PodIdentity:
-    """A pod as its token proves it: a name may come again, a UID never does."""
+    """A pod as its token proves it. A name may be used again, a UID never is."""
 
     namespace: str
     name: str
@@ -30,7 +30,7 @@ class PodIdentity:
 
 @dataclass(frozen=True)
 class Received:
-    """A report and the local monotonic instant at which it came."""
+    """A report and the local monotonic instant of its arrival."""
 
     report: sync.Report
     received_monotonic: float
@@ -38,12 +38,12 @@ class Received:
 
 @dataclass(frozen=True)
 class NotMember:
-    """The pod is no worker of the job (any more)."""
+    """The pod is not, or no longer, a worker of the job."""
 
 
 @dataclass(frozen=True)
 class NotReady:
-    """Nobody has decided about this pod since this process began to lead; ask again."""
+    """The operator has not decided about this pod since this process began to lead; the agent asks again."""
 
 
 NOT_MEMBER: Final = NotMember()
@@ -54,13 +54,13 @@ Answer = sync.Directive | NotMember | NotReady
 
 @dataclass(frozen=True)
 class _Published:
-    """A directive and when it was said; ``directive.save.seconds_left`` counts from there."""
+    """A directive and the instant of its publication, from which ``directive.save.seconds_left`` counts."""
 
     directive: sync.Directive
     published_monotonic: float
 
     def aged(self, now: float) -> sync.Directive:
-        """The directive with what is left of its seconds."""
+        """The directive with the seconds that are left now."""
         save = self.directive.save
         if save is None or save.seconds_left is None:
             return self.directive
@@ -73,13 +73,15 @@ class _Job:
     reports: dict[PodIdentity, Received] = field(default_factory=dict)
     directives: dict[PodIdentity, _Published] | None = None  # None: never published
     publishes: int = 0
-    former: set[PodIdentity] = field(default_factory=set)  # were members and are no longer
-    strangers: dict[PodIdentity, int] = field(default_factory=dict)  # `publishes` when they first asked
+    former: set[PodIdentity] = field(default_factory=set)  # pods that were members and are not any more
+    first_asked: dict[PodIdentity, int] = field(
+        default_factory=dict
+    )  # pods without a directive: `publishes` at their first report
     changed: asyncio.Event = field(default_factory=asyncio.Event)  # set and replaced at each publish
 
 
 class Board:
-    """Reports in, directives out. ``wake`` is called with a job's key when a report changes in meaning."""
+    """Takes reports and gives directives. ``wake`` is called with a job's key when a report changes in meaning."""
 
     def __init__(
         self, wake: Callable[[str, str], None] = lambda _ns, _job: None, clock: Callable[[], float] = time.monotonic
@@ -90,27 +92,33 @@ class Board:
         self._closed = False
 
     def open(self) -> None:
-        """Begin to serve as leader, knowing nothing: what an earlier term said no longer counts."""
+        """Begin to serve as leader, empty: directives of an earlier term no longer count."""
         self._jobs.clear()
         self._closed = False
 
     def close(self) -> None:
-        """Stop serving at once: every held request is answered NOT_READY, and none is held from now on."""
+        """Stop serving at once: every held request returns NOT_READY, and none is held from now on."""
         self._closed = True
         for job in self._jobs.values():
             job.changed.set()
 
-    def put_report(self, who: PodIdentity, job_name: str, report: sync.Report) -> None:
-        """Remember a report; wake the job if it says something that a decision may depend on."""
-        job = self._job(who.namespace, job_name)
-        if self._judge(job, who) is NOT_MEMBER:
-            return  # its words must neither pile up nor wake anybody
-        if job.directives is None or who not in job.directives:
-            job.strangers.setdefault(who, job.publishes)
-        before = job.reports.get(who)
-        job.reports[who] = Received(report, self._clock())
+    def put_report(self, pod: PodIdentity, job_name: str, report: sync.Report) -> None:
+        """Store a report, and wake the job if a decision may depend on what changed in it.
+
+        Args:
+            pod: the pod that reports.
+            job_name: the job it works for.
+            report: the report; a pod that is not a member is ignored.
+        """
+        job = self._job(pod.namespace, job_name)
+        if self._answer_to(job, pod) is NOT_MEMBER:
+            return  # its reports must neither pile up nor wake the job
+        if job.directives is None or pod not in job.directives:
+            job.first_asked.setdefault(pod, job.publishes)
+        before = job.reports.get(pod)
+        job.reports[pod] = Received(report, self._clock())
         if before is None or meaning(before.report) != meaning(report):
-            self._wake(who.namespace, job_name)
+            self._wake(pod.namespace, job_name)
 
     def reports(self, namespace: str, job_name: str) -> Mapping[PodIdentity, Received]:
         """The newest report of each pod of a job, as of now."""
@@ -118,47 +126,59 @@ class Board:
         return dict(job.reports) if job is not None else {}
 
     def publish(self, namespace: str, job_name: str, directives: Mapping[PodIdentity, sync.Directive]) -> None:
-        """Replace the whole set of a job's directives; seconds left count from this instant.
+        """Replace all directives of a job. ``seconds_left`` in them counts from this instant.
 
-        A pod that was in an earlier set and is not in this one is a member no longer, from now on. A pod that was in
-        none may have been created after this set was observed: it is refused only by the second set that lacks it.
+        A pod that an earlier set named and this one does not is no longer a member. A pod that no set ever named may
+        have been created after this set was decided: it is refused only by the second set that does not name it.
+
+        Args:
+            namespace: the job's namespace.
+            job_name: the job's name.
+            directives: the directive of each member.
         """
         job = self._job(namespace, job_name)
         now = self._clock()
         job.former |= set(job.directives or ()) - directives.keys()
         job.former -= directives.keys()
-        job.directives = {who: _Published(d, now) for who, d in directives.items()}
+        job.directives = {pod: _Published(d, now) for pod, d in directives.items()}
         job.publishes += 1
-        job.strangers = {who: asked for who, asked in job.strangers.items() if who not in directives}
-        for who in [who for who in job.reports if self._judge(job, who) is NOT_MEMBER]:
-            del job.reports[who]
+        job.first_asked = {pod: asked for pod, asked in job.first_asked.items() if pod not in directives}
+        for pod in [pod for pod in job.reports if self._answer_to(job, pod) is NOT_MEMBER]:
+            del job.reports[pod]
         changed, job.changed = job.changed, asyncio.Event()
         changed.set()
-        if any(self._judge(job, who) is NOT_READY for who in job.strangers):
+        if any(self._answer_to(job, pod) is NOT_READY for pod in job.first_asked):
             self._wake(namespace, job_name)
 
     def forget(self, namespace: str, job_name: str) -> None:
-        """The job is gone: whoever still asks for it is no member."""
+        """Remove a job that no longer exists: no pod is a member of it any more."""
         job = self._jobs.pop((namespace, job_name), None)
         if job is not None:
             job.directives = {}
             job.changed.set()
 
-    def current(self, who: PodIdentity, job_name: str) -> Answer:
-        """What the pod is told now, without waiting."""
-        job = self._jobs.get((who.namespace, job_name))
-        return NOT_READY if self._closed or job is None else self._judge(job, who)
+    def current(self, pod: PodIdentity, job_name: str) -> Answer:
+        """The pod's directive now, without waiting."""
+        job = self._jobs.get((pod.namespace, job_name))
+        return NOT_READY if self._closed or job is None else self._answer_to(job, pod)
 
-    async def directive(self, who: PodIdentity, job_name: str, obeys_tag: str, hold_seconds: float) -> Answer:
-        """The pod's directive: at once if its tag is not ``obeys_tag``, else when it changes, else after the hold.
+    async def directive(self, pod: PodIdentity, job_name: str, obeys_tag: str, hold_seconds: float) -> Answer:
+        """The pod's directive, held back while the pod obeys it already.
 
-        A pod that its job has not decided about yet is held too (its reconcile is on the way); NOT_READY after that.
+        Returns at once if the directive's tag differs from ``obeys_tag``; else when the directive changes, or after
+        the hold. A pod without a decision is held, too, and gets NOT_READY after the hold.
+
+        Args:
+            pod: the pod that asks.
+            job_name: the job it works for.
+            obeys_tag: tag of the directive that the pod obeys now.
+            hold_seconds: the longest wait.
         """
         deadline = self._clock() + hold_seconds
         while True:
-            job = self._job(who.namespace, job_name)
+            job = self._job(pod.namespace, job_name)
             changed = job.changed
-            answer = self._judge(job, who)
+            answer = self._answer_to(job, pod)
             obeyed = isinstance(answer, sync.Directive) and answer.tag == obeys_tag
             left = deadline - self._clock()
             if self._closed or left <= 0 or not (obeyed or answer is NOT_READY):
@@ -168,18 +188,18 @@ class Board:
                     await changed.wait()
             except TimeoutError:
                 continue
-            if changed is job.changed:  # closed or forgotten, not published anew
+            if changed is job.changed:  # the board was closed or the job removed; nothing was published
                 return NOT_READY if self._closed else NOT_MEMBER
 
-    def _judge(self, job: _Job, who: PodIdentity) -> Answer:
+    def _answer_to(self, job: _Job, pod: PodIdentity) -> Answer:
         if job.directives is None:
             return NOT_READY
-        published = job.directives.get(who)
+        published = job.directives.get(pod)
         if published is not None:
             return published.aged(self._clock())
-        if who in job.former:
+        if pod in job.former:
             return NOT_MEMBER
-        asked = job.strangers.get(who, job.publishes)
+        asked = job.first_asked.get(pod, job.publishes)
         return NOT_MEMBER if job.publishes >= asked + 2 else NOT_READY
 
     def _job(self, namespace: str, name: str) -> _Job:
@@ -187,7 +207,7 @@ class Board:
 
 
 def meaning(report: sync.Report) -> sync.Report:
-    """The report without what changes from second to second and decides nothing: steps, seconds, forecasts."""
+    """The report without what changes every second and decides nothing: steps, seconds, forecasts."""
     return dataclasses.replace(
         report,
         progress=None,

@@ -1,4 +1,7 @@
-"""What a caller may take: requests per second, connections, and time to say what it wants."""
+"""Limits for callers: requests per second, open connections, and the time until a request is complete.
+
+aiohttp has neither a limit of connections nor a time limit for the request header, hence ``ConnectionGuard``.
+"""
 
 from __future__ import annotations
 
@@ -10,23 +13,31 @@ from typing import Final
 
 MAX_CONNECTIONS: Final = 16_384
 HEADER_SECONDS: Final = 15.0
-"""From the start of a connection to its first whole request header (the TLS handshake has its own limit)."""
+"""From the start of a connection to its first complete request header. The TLS handshake has its own limit."""
 IDLE_SECONDS: Final = 75.0
-"""Between two requests of one connection, the header of the second included."""
+"""From a response to the next complete request header on the same connection."""
 BUCKETS: Final = 20_000
 
 
 class RateLimit:
-    """A token bucket per key. Bounded: the key that has been quiet for longest is forgotten first."""
+    """A token bucket per key. The number of keys is bounded: the longest unused key is dropped first."""
 
     def __init__(
         self, per_second: float, burst: float, clock: Callable[[], float] = time.monotonic, limit: int = BUCKETS
     ) -> None:
+        """Start with full buckets.
+
+        Args:
+            per_second: requests per second that a key may make in the long run.
+            burst: requests that a key may make at once.
+            clock: monotonic seconds.
+            limit: how many keys are kept.
+        """
         self._rate, self._burst, self._clock, self._limit = per_second, burst, clock, limit
         self._levels: OrderedDict[Hashable, tuple[float, float]] = OrderedDict()
 
     def take(self, key: Hashable) -> float:
-        """0 if the key may go on, else the seconds after which it may."""
+        """0 if the request is allowed (it is then counted), else the seconds until one is allowed."""
         now = self._clock()
         level, at = self._levels.pop(key, (self._burst, now))
         level = min(self._burst, level + (now - at) * self._rate)
@@ -37,8 +48,8 @@ class RateLimit:
         return wait
 
 
-class Guard:
-    """Makes guarded protocols and knows which of them are open."""
+class ConnectionGuard:
+    """Makes one ``GuardedProtocol`` per connection and keeps track of the open ones."""
 
     def __init__(self, make: Callable[[], asyncio.Protocol], max_connections: int = MAX_CONNECTIONS) -> None:
         self._make, self._max = make, max_connections
@@ -51,31 +62,31 @@ class Guard:
 
     @property
     def full(self) -> bool:
-        """Whether one more connection is one too many."""
+        """Whether no further connection is accepted."""
         return len(self.open) >= self._max
 
     def busy(self, transport: asyncio.BaseTransport | None) -> None:
-        """A whole request header has come on this connection: its clock stops."""
+        """A complete request header has arrived on this connection: stop its timer."""
         if transport is not None and (protocol := self.open.get(transport)) is not None:
             protocol.expect(None)
 
     def idle(self, transport: asyncio.BaseTransport | None) -> None:
-        """The answer is on its way: the clock runs for the next request."""
+        """The response has been sent: start the timer for the next request."""
         if transport is not None and (protocol := self.open.get(transport)) is not None:
             protocol.expect(self.idle_seconds)
 
 
 class GuardedProtocol(asyncio.Protocol):
-    """Passes everything on to the inner protocol, and ends connections that do not come to the point."""
+    """Passes everything on to the inner protocol, and aborts connections that send no request in time."""
 
-    def __init__(self, guard: Guard, inner: asyncio.Protocol) -> None:
+    def __init__(self, guard: ConnectionGuard, inner: asyncio.Protocol) -> None:
         self._guard, self._inner = guard, inner
         self._transport: asyncio.Transport | None = None
         self._timer: asyncio.TimerHandle | None = None
         self._accepted = False
 
     def expect(self, seconds: float | None) -> None:
-        """Abort the connection in so many seconds unless told otherwise; None: never."""
+        """Abort the connection after this time; replaces an earlier timer. None: never."""
         if self._timer is not None:
             self._timer.cancel()
             self._timer = None
@@ -83,7 +94,7 @@ class GuardedProtocol(asyncio.Protocol):
             self._timer = asyncio.get_running_loop().call_later(seconds, self._transport.abort)
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
-        """Accept, unless there are too many."""
+        """Accept the connection, or abort it if too many are open."""
         if not isinstance(transport, asyncio.Transport):
             raise TypeError(f"transport: found {type(transport).__name__}, allowed: a stream transport")
         if self._guard.full:

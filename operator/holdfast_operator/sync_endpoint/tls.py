@@ -1,4 +1,4 @@
-"""The control endpoint's certificate: read from mounted files, replaced without a restart when they change."""
+"""The control endpoint's certificate: read from mounted files, and read again without a restart when they change."""
 
 from __future__ import annotations
 
@@ -19,14 +19,15 @@ log = logging.getLogger(__name__)
 
 
 class Certificate:
-    """The server's TLS context, and the CA bundle that agents are given.
-
-    Raises:
-        OSError: a file cannot be read.
-        ssl.SSLError: certificate and key do not belong together, or are no PEM.
-    """
+    """The server's TLS context, and the CA bundle that agents trust."""
 
     def __init__(self, folder: Path) -> None:
+        """Read the files in ``folder``.
+
+        Raises:
+            OSError: a file cannot be read.
+            ssl.SSLError: certificate and key do not match, or are not PEM.
+        """
         self._folder = folder
         self.context = _new_context()
         self.ca_pem = ""
@@ -34,34 +35,39 @@ class Certificate:
         self.reload()
 
     def reload(self) -> bool:
-        """Take the files' present content for new connections; False if it has not changed."""
+        """Use the files' current content for new connections. Returns False if it has not changed."""
         digest = hashlib.sha256()
         for name in (CERTIFICATE, KEY, AUTHORITY):
             digest.update((self._folder / name).read_bytes() + b"\0")
         if digest.hexdigest() == self._digest:
             return False
-        # A pair that does not match must not touch the live context half-way.
+        # Check a scratch context first: a pair that does not match must not change the live one.
         self._load(_new_context())
         self._load(self.context)
         ca_pem = (self._folder / AUTHORITY).read_text()
-        ssl.create_default_context(cadata=ca_pem)  # refuses what agents could not read
+        ssl.create_default_context(cadata=ca_pem)  # raises if agents could not read the bundle
         self.ca_pem = ca_pem
         self._digest = digest.hexdigest()
         return True
 
     async def follow(self, on_change: Callable[[], None], look_seconds: float = LOOK_SECONDS) -> None:
-        """Look at the files until cancelled. Files that cannot be used are reported, and the old ones kept."""
-        complaint = ""
+        """Read the files again and again until cancelled. Unusable files are logged, and the old content stays.
+
+        Args:
+            on_change: called after new content was taken.
+            look_seconds: pause between two reads.
+        """
+        logged_error = ""
         while True:
             await asyncio.sleep(look_seconds)
             try:
                 if self.reload():
                     log.info("control endpoint: certificate replaced")
                     on_change()
-                complaint = ""
+                logged_error = ""
             except (OSError, ValueError) as error:  # ssl.SSLError is an OSError
-                if str(error) != complaint:
-                    complaint = str(error)
+                if str(error) != logged_error:
+                    logged_error = str(error)
                     log.error("control endpoint: keeping the old certificate: %s", error)  # noqa: TRY400  no trace helps
 
     def _load(self, context: ssl.SSLContext) -> None:

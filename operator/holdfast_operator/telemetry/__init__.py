@@ -1,1 +1,1 @@
-"""What the operator says of itself: metrics, Events, health, log lines."""
+"""What the operator says about itself and its jobs: metrics, Kubernetes Events, health checks, log lines."""

@@ -1,1 +1,1 @@
-"""What the API server tells by itself: kopf's raw events as wake-ups, and what was seen last."""
+"""The watch: kopf's raw events wake jobs, and a cache keeps the objects that were seen last."""

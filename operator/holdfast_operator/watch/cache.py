@@ -1,4 +1,4 @@
-"""What the watch has told, kept for three uses that may be wrong without harm: whom to wake, metrics, log lines."""
+"""The cache of what the watch delivered. It may be stale: it only tells which jobs to wake, and feeds metrics and logs."""
 
 from __future__ import annotations
 
@@ -13,8 +13,8 @@ from holdfast_operator.gateway.kube import Json
 Key = tuple[str, str]
 
 
-class Hints:
-    """Live jobs, which job's pods are on which node, and what of a node matters. Used on one event loop."""
+class WatchCache:
+    """Live jobs, the node of each job's pods, and a digest of each node. Used on one event loop."""
 
     def __init__(self) -> None:
         self._jobs: dict[str, Json] = {}
@@ -26,18 +26,18 @@ class Hints:
         return list(self._jobs.values())
 
     def attempt(self, namespace: str, name: str) -> int | None:
-        """The attempt of a job as last seen."""
+        """The newest attempt of a job, as last seen; None if it is unknown."""
         for job in self.jobs():
             if (job["metadata"]["namespace"], job["metadata"]["name"]) == (namespace, name):
                 return (job.get("status") or {}).get("attempt")
         return None
 
     def replace_jobs(self, jobs: Iterable[Json]) -> None:
-        """A live list is the truth: what is not in it is gone."""
+        """Replace all jobs by those of a live list."""
         self._jobs = {job["metadata"]["uid"]: _slim(job) for job in jobs}
 
     def job(self, event: str, job: Mapping[str, Any]) -> list[Key]:
-        """A job has changed; the keys to wake."""
+        """Store a job that has changed. Returns the keys to wake."""
         meta = job["metadata"]
         if event == "DELETED":
             self._jobs.pop(meta["uid"], None)
@@ -46,7 +46,7 @@ class Hints:
         return [(meta["namespace"], meta["name"])]
 
     def pod(self, event: str, pod: Mapping[str, Any]) -> list[Key]:
-        """A pod of a job has changed; the keys to wake."""
+        """Store the node of a job's pod that has changed. Returns the keys to wake."""
         meta = pod["metadata"]
         key = (meta["namespace"], meta["labels"][keys.LABEL_JOB_NAME])
         node = pod.get("spec", {}).get("nodeName")
@@ -57,9 +57,9 @@ class Hints:
         return [key]
 
     def node(self, event: str, node: Mapping[str, Any]) -> list[Key]:
-        """A node has changed; the keys of jobs with pods there, if it changed in something that is not a heartbeat."""
+        """Store a node that has changed. Returns the keys of jobs with pods on it, unless only its heartbeat changed."""
         meta = node["metadata"]
-        now = "" if event == "DELETED" else _essence(node)
+        now = "" if event == "DELETED" else _notice_digest(node)
         if self._nodes.get(meta["uid"]) == now:
             return []
         if now:
@@ -73,8 +73,8 @@ def _slim(job: Mapping[str, Any]) -> Json:
     return {"metadata": dict(job["metadata"]), "status": dict(job.get("status") or {})}
 
 
-def _essence(node: Mapping[str, Any]) -> str:
-    """A digest of everything in a node that may be a notice: no heartbeat times, images or addresses."""
+def _notice_digest(node: Mapping[str, Any]) -> str:
+    """A digest of everything in a node that may be a notice; heartbeat times, images and addresses are left out."""
     meta, spec, status = node["metadata"], node.get("spec") or {}, node.get("status") or {}
     conditions = [(c.get("type"), c.get("status"), c.get("reason")) for c in status.get("conditions") or []]
     parts = [

@@ -1,7 +1,7 @@
-"""The watch: kopf in a thread of its own, used for one thing only, to say which objects have changed.
+"""The watch: kopf in a thread of its own, used only to say which objects have changed.
 
-Its handlers see raw events and answer nothing, so kopf writes nothing: no annotations, finalizers, events or peering.
-What it tells is a hint; every decision reads again. If it ends, for whatever reason, the process ends: that is cheap.
+Its handlers receive raw events and return nothing, so kopf writes nothing: no annotations, finalizers, Events or peering.
+An event only wakes a job; every decision reads the objects again. If the watch ends, the process ends and is restarted.
 """
 
 from __future__ import annotations
@@ -18,10 +18,10 @@ from typing import Any, Final, cast
 import kopf
 
 from holdfast_contract import keys
-from holdfast_operator.gateway import access
+from holdfast_operator.gateway import cluster_access
 
 SERVER_SECONDS: Final = 60
-"""The API server ends each watch after so long; the next one begins where it was."""
+"""The API server ends each watch request after this time; the next request continues where it ended."""
 INACTIVITY_SECONDS: Final = 70.0
 CONNECT_SECONDS: Final = 5.0
 REQUEST_SECONDS: Final = 10.0
@@ -34,17 +34,24 @@ NODES: Final = "nodes"
 log = logging.getLogger(__name__)
 
 Sink = Callable[[str, str, Mapping[str, Any]], None]
-"""Takes (resource, type of event or "", object). Called in the watch's thread."""
+"""Takes (resource, event type or "", object). Called in the watch's thread."""
 
 
-class Watch:
-    """TrainingJobs, pods of jobs and nodes, from now until ``stop``."""
+class KopfWatch:
+    """Watches TrainingJobs, pods of jobs, and nodes, from ``start`` until ``stop``."""
 
     def __init__(self, kubeconfig: str | None, namespace: str | None, sink: Sink) -> None:
+        """Prepare the watch.
+
+        Args:
+            kubeconfig: path of a kubeconfig; None uses the pod's ServiceAccount.
+            namespace: the namespace to watch; None means the whole cluster.
+            sink: receives every event.
+        """
         self._kubeconfig, self._namespace, self._sink = kubeconfig, namespace, sink
         self._stop, self._ready, self._lock = threading.Event(), threading.Event(), threading.Lock()
         self.ended: Future[None] = Future()
-        """Done when the watch has ended; its exception says why, if there was one."""
+        """Done when the watch has ended; holds the exception that ended it, if there was one."""
 
     @property
     def ready(self) -> bool:
@@ -52,17 +59,17 @@ class Watch:
         return self._ready.is_set()
 
     def start(self) -> None:
-        """Begin in a new thread."""
+        """Start the watch in a new thread."""
         threading.Thread(target=self._run, name="watch", daemon=True).start()
 
     def stop(self) -> None:
-        """End it; ``ended`` tells when."""
+        """Ask the watch to end; ``ended`` is done once it has."""
         self._stop.set()
 
     def _run(self) -> None:
         try:
             asyncio.run(self._operate())
-        except BaseException as error:  # whatever it was: the process must learn that the watch is gone
+        except BaseException as error:  # of any kind: the process must learn that the watch has ended
             self._end(error)
         else:
             self._end(None)
@@ -77,9 +84,9 @@ class Watch:
                 self.ended.set_exception(error if isinstance(error, Exception) else RuntimeError(repr(error)))
 
     def _login(self) -> kopf.ConnectionInfo:
-        """Anew each time: tokens rotate. A login that fails would leave kopf turning with nothing watched: end."""
+        """Read the credentials again, since tokens rotate. kopf would run on without a watch after a failed login: end."""
         try:
-            return access.for_watch(access.load(self._kubeconfig))
+            return cluster_access.for_watch(cluster_access.load(self._kubeconfig))
         except Exception as error:
             self._end(error)
             raise
@@ -90,7 +97,7 @@ class Watch:
             registry=_registry(self._login, self._sink),
             settings=_settings(),
             standalone=True,
-            # kopf's own guess asks for the user's name, which a UID without a passwd entry does not have.
+            # kopf's default asks for the user's name, and a UID without a passwd entry has none.
             identity=cast("Any", "holdfast"),
             stop_flag=self._stop,
             ready_flag=self._ready,
@@ -101,7 +108,7 @@ class Watch:
 def _settings() -> kopf.OperatorSettings:
     settings = kopf.OperatorSettings()
     settings.posting.enabled = False
-    settings.scanning.disabled = True  # needs no right to list namespaces and definitions
+    settings.scanning.disabled = True  # needs no permission to list namespaces and CRDs
     settings.watching.server_timeout = SERVER_SECONDS
     settings.watching.client_timeout = SERVER_SECONDS + REQUEST_SECONDS
     settings.watching.connect_timeout = CONNECT_SECONDS
@@ -133,51 +140,58 @@ def _registry(login: Callable[[], kopf.ConnectionInfo], sink: Sink) -> kopf.Oper
 
 
 @dataclass(frozen=True)
-class _Untold:
+class _Undelivered:
     version: str
     since: float
 
 
 class WatchAudit:
-    """Proves the watch dead or alive: a version that the API server has and the watch has not told of ages here.
+    """Detects a dead watch: it measures for how long a version that a live list shows has not been delivered.
 
-    Nothing can be proven while nothing changes; then nothing is missed either. Called from several threads.
+    While nothing changes, nothing can be proven, and nothing is missed either. Called from several threads.
     """
 
     def __init__(self, limit_seconds: float, clock: Callable[[], float] = time.monotonic) -> None:
+        """``limit_seconds``: how old a change may become before it counts as missed; ``clock``: monotonic seconds."""
         self._limit, self._clock = limit_seconds, clock
-        self._told: dict[str, dict[str, str]] = {}
-        self._untold: dict[str, dict[str, _Untold]] = {}
+        self._delivered: dict[str, dict[str, str]] = {}
+        self._undelivered: dict[str, dict[str, _Undelivered]] = {}
         self._lock = threading.Lock()
 
-    def told(self, resource: str, event: str, item: Mapping[str, Any]) -> None:
-        """The watch has delivered this object."""
+    def delivered(self, resource: str, event: str, item: Mapping[str, Any]) -> None:
+        """Note that the watch has delivered this object.
+
+        Args:
+            resource: JOBS, PODS or NODES.
+            event: type of the event; "" for the first list.
+            item: the object.
+        """
         meta = item["metadata"]
         with self._lock:
-            self._untold.get(resource, {}).pop(meta["uid"], None)
+            self._undelivered.get(resource, {}).pop(meta["uid"], None)
             if event == "DELETED":
-                self._told.get(resource, {}).pop(meta["uid"], None)
+                self._delivered.get(resource, {}).pop(meta["uid"], None)
             else:
-                self._told.setdefault(resource, {})[meta["uid"]] = meta["resourceVersion"]
+                self._delivered.setdefault(resource, {})[meta["uid"]] = meta["resourceVersion"]
 
     def listed(self, resource: str, versions: Mapping[str, str]) -> None:
-        """A live list has these versions by UID."""
+        """Note the versions, by UID, that a live list shows."""
         now = self._clock()
         with self._lock:
-            told, before = self._told.get(resource, {}), self._untold.get(resource, {})
-            self._untold[resource] = {
-                uid: before.get(uid) or _Untold(version, now)
+            delivered, before = self._delivered.get(resource, {}), self._undelivered.get(resource, {})
+            self._undelivered[resource] = {
+                uid: before.get(uid) or _Undelivered(version, now)
                 for uid, version in versions.items()
-                if told.get(uid) != version
+                if delivered.get(uid) != version
             }
 
     def problems(self) -> list[str]:
-        """What the watch has not told for longer than the limit."""
+        """One sentence per resource of which the watch has missed a change for longer than the limit."""
         now = self._clock()
         found = []
         with self._lock:
-            for resource, untold in self._untold.items():
-                oldest = min((u.since for u in untold.values()), default=now)
+            for resource, undelivered in self._undelivered.items():
+                oldest = min((u.since for u in undelivered.values()), default=now)
                 if now - oldest > self._limit:
-                    found.append(f"the watch of {resource} has been silent about a change for {now - oldest:.0f} s")
+                    found.append(f"the watch of {resource} has not delivered a change for {now - oldest:.0f} s")
         return found

@@ -5,7 +5,6 @@ from __future__ import annotations
 import copy
 import json
 import re
-import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -123,14 +122,13 @@ class Job:
         """Ask for its deletion."""
         self.world.objects.delete_namespaced_custom_object(*self._at, self.name, _request_timeout=REQUEST_SECONDS)
 
-    def wait_gone(self, seconds: float) -> float:
-        """Seconds until neither the job nor any process of its pods is left."""
-        uid, began = self.uid, time.monotonic()
+    def wait_gone(self, seconds: float) -> None:
+        """Wait until neither the job nor any process of its pods is left."""
+        uid = self.uid
         until(lambda: self.get() is None, seconds, f"{self.name} is gone", seen=self.describe)
         until(
             lambda: not processes.of_job(uid), seconds, f"no process of {self.name}", seen=lambda: processes.of_job(uid)
         )
-        return time.monotonic() - began
 
     # What is seen
 

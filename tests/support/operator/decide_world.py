@@ -28,7 +28,7 @@ from holdfast_contract.sync import (
     TrainerPhase,
 )
 from holdfast_operator.decide import conditions
-from holdfast_operator.decide.actions import Count, CreatePod, DeleteJob, DeletePod, Event, Finalizer, Plan
+from holdfast_operator.decide.actions import Count, CreatePod, DeleteJob, DeletePod, Event, Finalizer, JobPlan
 from holdfast_operator.decide.children import pod_name
 from holdfast_operator.decide.facts import (
     ContainerEnd,
@@ -41,7 +41,7 @@ from holdfast_operator.decide.facts import (
     PodFact,
     Taint,
 )
-from holdfast_operator.decide.plan import decide
+from holdfast_operator.decide.precedence import decide
 
 START = datetime(2026, 1, 1, tzinfo=UTC)
 
@@ -95,7 +95,7 @@ class World:
     events: list[Event] = field(default_factory=list)
     counts: list[Count] = field(default_factory=list)
     directives: dict[str, Directive] = field(default_factory=dict)
-    plans: list[Plan] = field(default_factory=list)
+    plans: list[JobPlan] = field(default_factory=list)
     created: list[str] = field(default_factory=list)
     saving: bool = True  # whether trainers answer save requests
 
@@ -114,7 +114,7 @@ class World:
         nodes = {n: self.nodes.get(n, NodeFact(n, exists=False)) for n in hosts}
         return Observation(job, tuple(self.pods.values()), nodes, heard, self.other_owner)
 
-    def reconcile(self, effects: int | None = None) -> Plan:
+    def reconcile(self, effects: int | None = None) -> JobPlan:
         """One pass of the operator; it dies after so many effects."""
         plan = decide(self.observe(), self.now)
         self.plans.append(plan)
@@ -124,7 +124,7 @@ class World:
             effect()
         return plan
 
-    def _effects(self, plan: Plan) -> Iterator[Callable[[], None]]:
+    def _effects(self, plan: JobPlan) -> Iterator[Callable[[], None]]:
         if plan.directives is not None:
             yield lambda: self._publish(plan)
         for action in plan.actions:
@@ -140,7 +140,7 @@ class World:
         if plan.status is not self.status:
             yield lambda: self._write(plan)
 
-    def _publish(self, plan: Plan) -> None:
+    def _publish(self, plan: JobPlan) -> None:
         self.directives = dict(plan.directives or {})
 
     def _create(self, action: CreatePod) -> None:
@@ -170,7 +170,7 @@ class World:
         self.finalizer = action is Finalizer.ADD
         self.gone = action is Finalizer.REMOVE and self.deleted_at is not None
 
-    def _write(self, plan: Plan) -> None:
+    def _write(self, plan: JobPlan) -> None:
         assert plan.status.attempt >= self.status.attempt, "the attempt never shrinks"
         assert plan.status.active_attempt >= self.status.active_attempt
         TrainingJobStatus.model_validate(plan.status.model_dump(mode="json", by_alias=True, exclude_none=True))

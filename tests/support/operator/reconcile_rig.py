@@ -35,12 +35,12 @@ from holdfast_contract.sync import (
 )
 from holdfast_operator.decide.actions import Count, Event
 from holdfast_operator.decide.children import ControlSettings
-from holdfast_operator.gateway.errors import KubeError
 from holdfast_operator.gateway.kube import Kube
-from holdfast_operator.ports import Manifest, SystemClock
+from holdfast_operator.gateway.kube_errors import KubeError
+from holdfast_operator.interfaces import Manifest, SystemClock
 from holdfast_operator.reconcile.reconciler import Reconciler
 from holdfast_operator.sync_endpoint.board import Board, PodIdentity
-from holdfast_operator.telemetry.events import Recorder
+from holdfast_operator.telemetry.event_recorder import EventRecorder
 from tests.support.cluster.manifests import training_job
 
 CONTROL: Final = ControlSettings("https://holdfast.holdfast-system.svc:8443", "-----BEGIN CERTIFICATE-----\nMII\n")
@@ -83,7 +83,7 @@ class Outlets:
     def __init__(self) -> None:
         self.events: list[Event] = []
         self.counts: list[Count] = []
-        self.recorder: Recorder | None = None
+        self.recorder: EventRecorder | None = None
 
     def emit(self, job: Manifest, event: Event) -> None:
         self.events.append(event)
@@ -150,7 +150,7 @@ class Rig:
 
     def record(self) -> None:
         """From now on a recorder that knows nothing of earlier ones writes Events. Its writes kill nobody."""
-        self.outlets.recorder = Recorder(Kube(self.configuration), "rig")
+        self.outlets.recorder = EventRecorder(Kube(self.configuration), "rig")
 
     # ---- what a user, a kubelet and agents do
 

@@ -1,1 +1,1 @@
-"""One rule, one file; ``plan.PRECEDENCE`` gives their order. No rule imports another."""
+"""The rules, one per file; ``precedence.PRECEDENCE`` gives their order. No rule imports another."""

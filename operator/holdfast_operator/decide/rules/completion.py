@@ -1,16 +1,16 @@
-"""Training reached its end, and what is finished stays so."""
+"""Rules: a finished job does not change, and a job whose workers all finished training has succeeded."""
 
 from __future__ import annotations
 
 from holdfast_contract.reasons import Condition, Reason
-from holdfast_operator.decide import causes, conditions, progress
+from holdfast_operator.decide import causes, conditions, step_progress
 from holdfast_operator.decide.actions import Event, StatusDecision, Wait
 from holdfast_operator.decide.ending import IDLE_SECONDS, close, ttl_left_seconds
 from holdfast_operator.decide.members import JobView
 
 
-def rest_if_finished(view: JobView) -> Wait | None:
-    """A finished job stays as it is until it is deleted."""
+def stay_finished(view: JobView) -> Wait | None:
+    """A job that has succeeded or failed stays as it is until it is deleted."""
     if not conditions.finished(view.status):
         return None
     left = ttl_left_seconds(view)
@@ -18,17 +18,20 @@ def rest_if_finished(view: JobView) -> Wait | None:
 
 
 def complete(view: JobView) -> StatusDecision | None:
-    """Training has reached its end in every worker. One that was torn down by the first to finish counts as done."""
+    """The job succeeds when every worker has finished training.
+
+    A trainer that aborted because another one had finished and left counts as finished.
+    """
     if not view.status.active_attempt or view.preparing:
         return None
     found = causes.ends(view)
     done = [e for e in found if e.done]
     if not done or len(found) < view.spec.replicas or not all(e.done or e.aborted for e in found):
         return None
-    step = progress.reached(view)
-    message = f"training reached its end at step {step} in attempt {view.status.active_attempt}"
+    step = step_progress.reached(view)
+    message = f"training finished at step {step} in attempt {view.status.active_attempt}"
     status = close(view, view.status)
-    if status.progress is not None:  # the last one that was written may be some steps old
+    if status.progress is not None:  # the stored step may be some seconds old
         status = status.model_copy(update={"progress": status.progress.model_copy(update={"step": step})})
     status = conditions.put(view, status, Condition.SUCCEEDED, value="True", reason=Reason.COMPLETED, message=message)
     return StatusDecision(status, (Event(Reason.COMPLETED, message),))

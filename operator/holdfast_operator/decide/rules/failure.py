@@ -1,4 +1,4 @@
-"""What no further attempt could mend."""
+"""Rule: the job fails where another attempt cannot help."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from holdfast_operator.decide.ending import active_seconds, fail
 from holdfast_operator.decide.members import JobView
 
 MESSAGE_CHARACTERS: Final = 512
-"""How much of a trainer's last lines goes into a condition; status.lastEnd.lastLines has more."""
+"""How much of a trainer's last lines a condition shows; status.lastEnd.lastLines has more."""
 
 _FATAL: Final = {
     int(ExitCode.NO_VALID_CHECKPOINT): Reason.NO_VALID_CHECKPOINT,
@@ -21,11 +21,12 @@ _FATAL: Final = {
 
 
 def fail_for_good(view: JobView) -> StatusDecision | None:
-    """Nothing that another attempt could mend: too old, no valid checkpoint left, a run that belongs to another job."""
+    """The job fails if its deadline has passed, no valid checkpoint is left, or its run belongs to another job."""
     limit = view.spec.active_deadline_seconds
     if limit is not None and active_seconds(view) >= limit:
-        status = attempts.finish(view, Cause.USER_REQUEST, message="activeDeadlineSeconds is over")
-        return fail(view, status, Reason.DEADLINE_EXCEEDED, f"activeDeadlineSeconds ({limit}) are over")
+        message = f"the job was active for longer than spec.activeDeadlineSeconds ({limit} s)"
+        status = attempts.finish(view, Cause.USER_REQUEST, message=message)
+        return fail(view, status, Reason.DEADLINE_EXCEEDED, message)
     if not view.status.active_attempt or view.preparing:
         return None
     for end in causes.ends(view):
@@ -36,9 +37,9 @@ def fail_for_good(view: JobView) -> StatusDecision | None:
 
 
 def _last_sentence(last_lines: str) -> str:
-    """The last lines of a trainer that fit a condition's message, the first of them whole; the last one in any case.
+    """The end of a trainer's last lines, cut at a line, that fits into MESSAGE_CHARACTERS; at least the last line.
 
-    Of a Python traceback only what comes after its last frame: the error itself.
+    Of a Python traceback, only what follows its last frame: the error itself.
     """
     lines = last_lines.strip().splitlines()
     frames = [i for i, line in enumerate(lines) if line.startswith('  File "')]

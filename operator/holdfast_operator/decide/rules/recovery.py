@@ -1,16 +1,20 @@
-"""An attempt has ended before training did: name the cause, count it once, number the next attempt."""
+"""Rule: an attempt has ended before training was finished. Name the cause, count it once, number the next attempt.
+
+first worker ends ──► wait while its end may only follow another's ──► cause ──► budget left: next attempt prepared
+                                                                            └──► budget spent: the job fails
+"""
 
 from __future__ import annotations
 
 from holdfast_contract.reasons import Cause, Reason
-from holdfast_operator.decide import attempts, budget, causes, ending, notices, preemption_record, stopping
+from holdfast_operator.decide import attempts, causes, ending, failure_budget, notices, preemption_record, stopping
 from holdfast_operator.decide.actions import Event, StatusDecision, Wait
 from holdfast_operator.decide.causes import End
 from holdfast_operator.decide.members import JobView
 
 
 def recover(view: JobView) -> StatusDecision | Wait | None:
-    """An attempt ended: name the first culprit, count one cause, go on with the next number or give up."""
+    """End the active attempt if a worker ended it: find the culprit, count its cause, prepare the next attempt or fail."""
     if not view.status.active_attempt or view.preparing:
         return None
     found = _bad_ends(view)
@@ -25,32 +29,31 @@ def recover(view: JobView) -> StatusDecision | Wait | None:
 
 
 def _bad_ends(view: JobView) -> tuple[End, ...]:
-    """Ends that are neither completion nor an answer to a save that stops the trainers."""
+    """Ends that are neither completion nor the result of a save that stops the trainers."""
     save = view.status.save
     found = causes.ends(view)
     if save is None or not save.stop:
         return tuple(e for e in found if not e.done)
-    # Whoever stops first may take the others down with the collective; that is the stop's doing.
+    # The first trainer that stops may abort the others through a collective; that is part of the stop.
     answered = any(e.stopped or e.done for e in found)
     return tuple(e for e in found if not e.done and not e.stopped and not (answered and e.aborted))
 
 
 def _finish_or_hang(view: JobView) -> StatusDecision | Wait | None:
-    """Some workers are done and others train on: they get a limit, since a collective may wait for the gone."""
+    """Some workers have finished and others still train: limit their time, since a collective may hang."""
     done = [e for e in causes.ends(view) if e.done]
     since = view.status.end_seen_at
+    if not done and since is not None:
+        return StatusDecision(view.status.model_copy(update={"end_seen_at": None}))
     if not done or len(done) == view.spec.replicas:
-        return (
-            StatusDecision(view.status.model_copy(update={"end_seen_at": None}))
-            if since is not None and not done
-            else None
-        )
+        return None
     if since is None:
         return StatusDecision(view.status.model_copy(update={"end_seen_at": view.now}))
     left = ending.COMPLETION_SECONDS - (view.now - since).total_seconds()
     if left > 0:
         return Wait(left)
-    why = f"workers {[e.worker.index for e in done]} finished and the others did not within the limit"
+    finished = [e.worker.index for e in done]
+    why = f"workers {finished} finished training, the others did not within {ending.COMPLETION_SECONDS:.0f} s"
     return _conclude(view, Cause.HANG, None, tuple(done), why)
 
 
@@ -58,7 +61,7 @@ def _end_attempt(view: JobView, found: tuple[End, ...]) -> StatusDecision:
     first = causes.culprit(found)
     silent = _silent(view, found) if first.aborted else ()
     if silent:
-        why = f"workers {list(silent)} fell silent and the others were torn down with them"
+        why = f"the agents of workers {list(silent)} stopped reporting, and the trainers of the others aborted"
         return _conclude(view, Cause.POD_LOST, None, found, why, more_workers=silent)
     doomed = {i for n in notices.find(view) for i in n.workers}
     preempted = first.worker.index in doomed or _went_as_noticed(view, first)
@@ -68,7 +71,7 @@ def _end_attempt(view: JobView, found: tuple[End, ...]) -> StatusDecision:
 
 
 def _went_as_noticed(view: JobView, end: End) -> bool:
-    """Whether a pod that is gone without a trace is the one whose end was announced: the status remembers the notice."""
+    """Whether a pod that no longer exists is the one that the recorded notice announced."""
     record, transition = view.status.preemption, view.status.transition
     if not end.evidence.absent or record is None or record.notice is None:
         return False
@@ -76,7 +79,7 @@ def _went_as_noticed(view: JobView, end: End) -> bool:
 
 
 def _silent(view: JobView, found: tuple[End, ...]) -> tuple[int, ...]:
-    """Workers that have not ended and have not spoken since the first end was seen."""
+    """Workers that have not ended and have not reported since the first end was seen."""
     if len(found) == view.spec.replicas or view.status.end_seen_at is None:
         return ()
     ended = {e.worker.index for e in causes.ends(view)}
@@ -94,13 +97,16 @@ def _conclude(
     *,
     more_workers: tuple[int, ...] = (),
 ) -> StatusDecision:
-    """Count the end of the active attempt once and go on, or give up if the budget is spent."""
+    """Count the end of the active attempt once. Prepare the next attempt, or fail if the budget is spent.
+
+    ``more_workers`` need new pods besides those whose pods are gone or doomed.
+    """
     status = attempts.finish(view, cause, message=why, end=first)
-    status = budget.charge(view, status, cause)
-    events = [Event(_event_reason(cause), f"attempt {view.status.active_attempt}: {why}", "Warning")]
+    status = failure_budget.charge(view, status, cause)
+    events = [Event(_event_reason(cause), f"attempt {view.status.active_attempt} ended: {why}", "Warning")]
     answered = preemption_record.close_by_end(view, status, cause, first)
     status, events, counts = answered.status, [*events, *answered.events], [*answered.counts]
-    spent = budget.exhausted(view, status) if cause.budgeted else None
+    spent = failure_budget.exhausted(view, status) if cause.budgeted else None
     if spent is not None:
         decision = ending.fail(view, status, *spent)
     else:

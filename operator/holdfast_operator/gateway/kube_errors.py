@@ -1,4 +1,8 @@
-"""What the API server may answer instead of a result. One class per answer that callers treat differently."""
+"""Errors of requests to the API server: one class per answer that callers treat differently.
+
+The ``kubernetes`` client has one ``ApiException`` for all of them. It tells neither AlreadyExists from Conflict nor a
+missing answer from a refusal, so these classes stay.
+"""
 
 from __future__ import annotations
 
@@ -7,30 +11,31 @@ from typing import Final
 
 
 class KubeError(Exception):
-    """A request that did not succeed.
-
-    Attributes:
-        status: HTTP status, 0 if there was no answer (the write may or may not have happened).
-        reason: the API server's machine-readable reason, such as ``Conflict``.
-        message: the API server's sentence for people.
-        what: the request, such as ``create pods default/train-0-1``.
-    """
+    """A request failed."""
 
     def __init__(self, what: str, status: int = 0, reason: str = "", message: str = "") -> None:
+        """Build the message; every argument is also an attribute.
+
+        Args:
+            what: the request, such as ``create pods default/train-0-1``.
+            status: HTTP status; 0 if there was no answer (a write may have happened).
+            reason: the API server's machine-readable reason, such as ``Conflict``.
+            message: the API server's sentence for people.
+        """
         self.what, self.status, self.reason, self.message = what, status, reason, message
         super().__init__(f"{what}: {status or 'no answer'} {reason}: {message}".rstrip(": "))
 
 
 class Unauthorized(KubeError):
-    """401: our own credentials are not accepted (expired token)."""
+    """401: the operator's own credentials are not accepted, for example an expired token."""
 
 
 class Forbidden(KubeError):
-    """403: the ServiceAccount lacks a permission, or admission (quota, pod security) refused."""
+    """403: the ServiceAccount lacks a permission, or an admission check (quota, pod security) refused."""
 
 
 class NotFound(KubeError):
-    """404: no such object (or resource)."""
+    """404: there is no such object, or no such resource."""
 
 
 class Conflict(KubeError):
@@ -38,7 +43,7 @@ class Conflict(KubeError):
 
 
 class AlreadyExists(KubeError):
-    """409 on create: an object of this name is there; the caller decides whether it is ours."""
+    """409 on create: an object of this name exists; the caller decides whether it is the right one."""
 
 
 class Invalid(KubeError):
@@ -46,13 +51,13 @@ class Invalid(KubeError):
 
 
 class TooManyRequests(KubeError):
-    """429: the API server (or a disruption budget) wants us to wait ``retry_after_seconds``."""
+    """429: the API server or a disruption budget asks to wait ``retry_after_seconds``."""
 
     retry_after_seconds: float = 1.0
 
 
 class Unavailable(KubeError):
-    """No answer within the deadline, a broken connection, or a 5xx. A write may have happened: read again."""
+    """No answer within the deadline, a broken connection, or a 5xx. A write may have happened, so read again."""
 
 
 _BY_STATUS: Final[dict[int, type[KubeError]]] = {
@@ -66,7 +71,17 @@ _BY_STATUS: Final[dict[int, type[KubeError]]] = {
 
 
 def from_response(what: str, status: int, body: bytes, retry_after: str | None) -> KubeError:
-    """The error for a response of 400 or above; understands ``Status`` objects and survives anything else."""
+    """The error for a response with a status of 400 or more.
+
+    Args:
+        what: the request, for the message.
+        status: HTTP status.
+        body: a ``Status`` object as JSON; anything else is tolerated.
+        retry_after: the header Retry-After, in seconds, if it was sent.
+
+    Returns:
+        An error of the class that fits the status and the reason.
+    """
     reason, message = _read_status(body)
     cls = _BY_STATUS.get(status, Unavailable if status >= 500 else KubeError)
     if cls is Conflict and reason == "AlreadyExists":

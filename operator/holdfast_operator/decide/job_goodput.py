@@ -1,7 +1,7 @@
-"""Where the seconds of a job's life go. Whole milliseconds, so that the buckets add up exactly.
+"""How a job spends its time, in buckets of whole milliseconds, so that they add up exactly.
 
-Worker 0's agent says how it spent the time since it started; what it cannot know (nobody ran, the job was suspended) is
-put where the job's state says. Time is accounted up to an instant and never twice.
+Worker 0's agent reports how it spent the time since it started. Time of which it knows nothing (no pod ran, the job was
+suspended) goes to the bucket of the job's state. Time is accounted up to an instant, and never twice.
 """
 
 from __future__ import annotations
@@ -17,24 +17,24 @@ from holdfast_operator.decide.members import JobView
 
 NAMES: Final = frozenset(b.value for b in Bucket)
 LONGEST_SECONDS: Final = 1e9
-"""More than thirty years in one bucket is not believed."""
+"""A reported bucket is cut to this: thirty years."""
 SECOND: Final = timedelta(seconds=1)
 PROMPT: Final = timedelta(seconds=0.5)
-"""A first look no later than this after the second of creation is taken for one that a watch caused."""
+"""A first pass no later than this after the second of creation counts as prompt: a watch event caused it."""
 STALE_SECONDS: Final = 60.0
-"""How long a silent agent of worker 0 may hold up the account before the job's state decides."""
+"""How long the account waits for a silent agent of worker 0 before the job's state decides."""
 
 
 def begun(view: JobView) -> datetime:
-    """When the job was created, from which on its time is accounted.
+    """When the job was created, which is where its account begins.
 
-    The API server says the second; the operator's first look comes later by what a watch takes, and says the rest. If it
-    came much later, the operator was away, and the middle of that second is off by half of it at most.
+    The API server gives the second only. A prompt first pass follows the creation by a watch's delay, and gives the
+    fraction. After a late one (the operator was away), the middle of the second is wrong by half a second at most.
     """
-    cut, first_look = view.job.created_at, view.status.start_time or view.now
-    if first_look < cut + SECOND + PROMPT:
-        return min(first_look, cut + SECOND)
-    return cut + SECOND / 2
+    second, first_pass = view.job.created_at, view.status.start_time or view.now
+    if first_pass < second + SECOND + PROMPT:
+        return min(first_pass, second + SECOND)
+    return second + SECOND / 2
 
 
 def milliseconds(status: TrainingJobStatus) -> dict[str, int]:
@@ -43,9 +43,9 @@ def milliseconds(status: TrainingJobStatus) -> dict[str, int]:
 
 
 def account(view: JobView, status: TrainingJobStatus) -> TrainingJobStatus:
-    """The status with every millisecond up to now (or up to worker 0's last word) in a bucket.
+    """The status with every millisecond up to now, or up to worker 0's last report, in a bucket.
 
-    The time is attributed by the *stored* state: that is the state which the job was in since the last account.
+    The *stored* status decides about the bucket: the job was in that state since the last account.
     """
     stored = view.job.status
     if conditions.finished(stored):
@@ -73,7 +73,7 @@ def account(view: JobView, status: TrainingJobStatus) -> TrainingJobStatus:
 
 
 def _until(view: JobView, stored: TrainingJobStatus, since: datetime) -> datetime:
-    """Up to when the account can be made: worker 0's own is as old as its last report."""
+    """The instant up to which time can be accounted: that of worker 0's last report while an attempt trains."""
     if not stored.active_attempt or stored.transition is not None or conditions.holds(stored, Condition.SUSPENDED):
         return view.now
     last = view.last_report(view.workers[0].pod)
@@ -84,25 +84,25 @@ def _until(view: JobView, stored: TrainingJobStatus, since: datetime) -> datetim
 
 
 def _spent(view: JobView, stored: TrainingJobStatus) -> tuple[dict[str, int], AccountedPod | None]:
-    """What worker 0's agent has spent since it was last counted, in milliseconds per bucket."""
+    """What worker 0's agent has spent since the last account, in milliseconds per bucket."""
     pod = view.under(stored).workers[0].pod
     last = view.last_report(pod)
     if pod is None or last is None:
         return {}, None
-    told = last.report.buckets.items()
-    said = {n: max(0, round(min(s, LONGEST_SECONDS) * 1000)) for n, s in told if n in NAMES}
+    buckets = last.report.buckets.items()
+    reported = {n: max(0, round(min(s, LONGEST_SECONDS) * 1000)) for n, s in buckets if n in NAMES}
     before = stored.goodput.counted
     known = before.milliseconds if before is not None and before.uid == pod.uid else {}
-    spent = {name: max(0, value - known.get(name, 0)) for name, value in said.items()}
+    spent = {name: max(0, value - known.get(name, 0)) for name, value in reported.items()}
     idle = spent.pop(Bucket.IDLE.value, 0)
     if idle:
         name = _remainder_bucket(stored) if stored.active_attempt else Bucket.IDLE.value
         spent[name] = spent.get(name, 0) + idle
-    return spent, AccountedPod(uid=pod.uid, milliseconds=said)
+    return spent, AccountedPod(uid=pod.uid, milliseconds=reported)
 
 
 def _remainder_bucket(stored: TrainingJobStatus) -> str:
-    """Where time goes that worker 0 says nothing about, or in which it ran no trainer."""
+    """The bucket of time that worker 0 does not report, or in which it ran no trainer."""
     if conditions.holds(stored, Condition.SUSPENDED):
         return Bucket.SUSPENDED.value
     if not stored.active_attempt:
@@ -111,7 +111,7 @@ def _remainder_bucket(stored: TrainingJobStatus) -> str:
 
 
 def _fit(spent: Mapping[str, int], limit: int) -> dict[str, int]:
-    """The shares, shrunk in proportion where they exceed the time that has passed (two clocks never quite agree)."""
+    """The shares, scaled down if they exceed the time that has passed: two clocks never agree exactly."""
     total = sum(spent.values())
     if total <= limit:
         return dict(spent)
@@ -119,7 +119,7 @@ def _fit(spent: Mapping[str, int], limit: int) -> dict[str, int]:
 
 
 def charge_rework(view: JobView, steps: int) -> TrainingJobStatus:
-    """The status once so many completed steps decision out to be lost: their time was not productive after all."""
+    """The status after this many completed steps were lost: their time moves from productive to rework."""
     status = view.status
     if steps <= 0:
         return status

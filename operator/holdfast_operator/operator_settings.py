@@ -1,4 +1,4 @@
-"""What the operator is told from outside, checked once at the start. Only ``__main__`` passes the environment in."""
+"""The operator's settings, read from the environment and checked once at the start. Only ``__main__`` reads it."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from holdfast_operator.decide.children import DEFAULT_ORPHAN_SECONDS
 
 PREFIX: Final = "HOLDFAST_OPERATOR_"
 ORPHAN_SECONDS: Final = (10, 604_800)
-"""Shortest and longest: an operator's Lease alone needs 15 s to change hands, and nothing is repaired after a week."""
+"""Shortest and longest. A Lease needs 15 s to pass to another replica; after a week nobody repairs the operator."""
 LOG_LEVELS: Final = ("debug", "info", "warning", "error")
 TLS_FILES: Final = ("tls.crt", "tls.key", "ca.crt")
 
@@ -25,16 +25,24 @@ _DNS_NAME: Final = re.compile(r"[a-z0-9]([-a-z0-9.]{0,251}[a-z0-9])?")
 T = TypeVar("T")
 
 
-class SettingsError(ValueError):
-    """A setting that cannot work. Names the variable, what was found and what is allowed."""
+class OperatorSettingsError(ValueError):
+    """A setting is missing or wrong. The message names the variable, the value found and the values allowed."""
 
-    def __init__(self, variable: str, found: object, allowed: str) -> None:
+    def __init__(self, variable: str, found: str | None, allowed: str) -> None:
+        """Build the message.
+
+        Args:
+            variable: name of the environment variable.
+            found: its value; None if it is not set.
+            allowed: a description of the values that work.
+        """
         self.variable, self.found, self.allowed = variable, found, allowed
-        super().__init__(f"{variable}: found {found!r}, allowed: {allowed}")
+        missing = f"`{variable}` is required but not set"
+        super().__init__(missing if found is None else f"{variable}: found {found!r}, allowed: {allowed}")
 
 
 @dataclass(frozen=True)
-class Settings:
+class OperatorSettings:
     """The operator's settings; see ``from_environment`` for the variables."""
 
     namespace: str
@@ -52,24 +60,24 @@ class Settings:
     bind_address: str | None = None
 
 
-def from_environment(environment: Mapping[str, str]) -> Settings:
-    """Read HOLDFAST_OPERATOR_*. A port of 0 takes any free one; an empty bind address means all interfaces.
+def from_environment(environment: Mapping[str, str]) -> OperatorSettings:
+    """Read the variables HOLDFAST_OPERATOR_*. Port 0 means any free port; an empty bind address, all interfaces.
 
     Raises:
-        SettingsError: the first variable that is missing or wrong.
+        OperatorSettingsError: names the first variable that is missing or wrong.
     """
 
     def read(name: str, parse: Callable[[str, str], T], default: str | None = None) -> T:
         variable = PREFIX + name
         text = environment.get(variable, default)
         if text is None:
-            raise SettingsError(variable, None, "a value: the variable is required")
+            raise OperatorSettingsError(variable, None, "any value")
         return parse(variable, text)
 
-    return Settings(
+    return OperatorSettings(
         namespace=read("NAMESPACE", _namespace),
         pod_name=read("POD_NAME", _dns_name),
-        pod_ip=read("POD_IP", _filled),
+        pod_ip=read("POD_IP", _non_empty),
         control_url=read("CONTROL_URL", _control_url),
         tls_dir=read("TLS_DIR", _tls_dir),
         lease_name=read("LEASE_NAME", _dns_name),
@@ -83,15 +91,15 @@ def from_environment(environment: Mapping[str, str]) -> Settings:
     )
 
 
-def _filled(variable: str, text: str) -> str:
+def _non_empty(variable: str, text: str) -> str:
     if not text:
-        raise SettingsError(variable, text, "a non-empty value")
+        raise OperatorSettingsError(variable, text, "a non-empty value")
     return text
 
 
 def _namespace(variable: str, text: str) -> str:
     if not _DNS_LABEL.fullmatch(text):
-        raise SettingsError(variable, text, "a namespace: 1 to 63 of a-z, 0-9 and '-', no '-' at the ends")
+        raise OperatorSettingsError(variable, text, "a namespace: 1 to 63 of a-z, 0-9 and '-', no '-' at the ends")
     return text
 
 
@@ -101,7 +109,7 @@ def _optional_namespace(variable: str, text: str) -> str | None:
 
 def _dns_name(variable: str, text: str) -> str:
     if not _DNS_NAME.fullmatch(text):
-        raise SettingsError(variable, text, "an object name: 1 to 253 of a-z, 0-9, '-' and '.'")
+        raise OperatorSettingsError(variable, text, "an object name: 1 to 253 of a-z, 0-9, '-' and '.'")
     return text
 
 
@@ -111,9 +119,9 @@ def _control_url(variable: str, text: str) -> str:
         parts = urlsplit(text)
         _ = parts.port
     except ValueError:
-        raise SettingsError(variable, text, allowed) from None
+        raise OperatorSettingsError(variable, text, allowed) from None
     if parts.scheme != "https" or not parts.hostname or parts.path not in {"", "/"} or parts.query or parts.username:
-        raise SettingsError(variable, text, allowed)
+        raise OperatorSettingsError(variable, text, allowed)
     return text.rstrip("/")
 
 
@@ -121,24 +129,26 @@ def _tls_dir(variable: str, text: str) -> Path:
     folder = Path(text)
     missing = [name for name in TLS_FILES if not (folder / name).is_file()]
     if not text or missing:
-        raise SettingsError(variable, text, f"a folder with {', '.join(TLS_FILES)} (missing: {', '.join(missing)})")
+        raise OperatorSettingsError(
+            variable, text, f"a folder with {', '.join(TLS_FILES)} (missing: {', '.join(missing)})"
+        )
     return folder
 
 
 def _log_level(variable: str, text: str) -> int:
     if text.lower() not in LOG_LEVELS:
-        raise SettingsError(variable, text, " | ".join(LOG_LEVELS))
+        raise OperatorSettingsError(variable, text, " | ".join(LOG_LEVELS))
     return logging.getLevelNamesMapping()[text.upper()]
 
 
 def _orphan_seconds(variable: str, text: str) -> int:
     shortest, longest = ORPHAN_SECONDS
     if not text.isascii() or not text.isdigit() or len(text) > 9 or not shortest <= int(text) <= longest:
-        raise SettingsError(variable, text, f"whole seconds, {shortest} to {longest}")
+        raise OperatorSettingsError(variable, text, f"whole seconds, {shortest} to {longest}")
     return int(text)
 
 
 def _port(variable: str, text: str) -> int:
     if not text.isascii() or not text.isdigit() or int(text) > 65535:
-        raise SettingsError(variable, text, "a port, 0 to 65535")
+        raise OperatorSettingsError(variable, text, "a port, 0 to 65535")
     return int(text)

@@ -1,4 +1,4 @@
-"""Saves that the operator asks for, and how it judges what became of them."""
+"""Saves that the operator requests, and how it judges their outcome."""
 
 from __future__ import annotations
 
@@ -10,12 +10,12 @@ from holdfast_contract.api import CheckpointPoint, SaveStatus, TrainingJobStatus
 from holdfast_contract.manifest import CheckpointRef
 from holdfast_contract.reasons import SaveOutcome
 from holdfast_contract.sync import SaveReport
-from holdfast_operator.decide import progress
+from holdfast_operator.decide import step_progress
 from holdfast_operator.decide.causes import ends
 from holdfast_operator.decide.members import JobView
 
 MAX_DIGEST: Final = 128
-"""Longest digest that status takes; a worker that says more is wrong, and its pin will not be found."""
+"""Longest digest that the status takes. A longer one is wrong, and no checkpoint will match the pin."""
 
 Purpose = Literal["Preemption", "Switch", "Suspend", "Delete"]
 
@@ -25,7 +25,7 @@ LATE_ANSWER_SECONDS: Final = 2.0
 
 @dataclass(frozen=True)
 class Verdict:
-    """How a save that was asked for ended."""
+    """The outcome of a requested save."""
 
     outcome: SaveOutcome
     step: int | None = None
@@ -37,37 +37,50 @@ class Verdict:
         return self.outcome in {SaveOutcome.COMMITTED, SaveOutcome.FRESH}
 
 
-def ask(view: JobView, purpose: Purpose, deadline: datetime) -> TrainingJobStatus:
-    """The status with a new request; one that was open is superseded (a save in flight may still answer this one)."""
+def request_save(view: JobView, purpose: Purpose, deadline: datetime) -> TrainingJobStatus:
+    """The status with a new save request. It replaces an open one, whose running save may still answer the new one.
+
+    Args:
+        view: the job.
+        purpose: why the save is requested. All but Preemption stop the trainers after the save.
+        deadline: when the checkpoint must be committed.
+    """
     number = view.status.saves_requested + 1
     request = SaveStatus(
         id=f"{view.status.active_attempt}-{number}",
         purpose=purpose,
         requested_at=view.now,
         deadline=deadline,
-        from_step=progress.reached(view),
+        from_step=step_progress.reached(view),
     )
     return view.status.model_copy(update={"save": request, "saves_requested": number})
 
 
 def judge(view: JobView, request: SaveStatus) -> Verdict | None:
-    """What became of a request; None while that is open. A committed checkpoint beats every other word.
+    """The outcome of a request; None while it is open. A committed checkpoint outweighs every other answer.
 
-    The ranks know best what their checkpoint covers. Only when nothing more can come from them does the newest
-    checkpoint that was seen speak for itself.
+    The ranks know best which steps their checkpoint contains. Only when no answer can come any more, the newest
+    checkpoint in the status decides.
     """
-    if request.stop and view.now < request.deadline and progress.may_train(view):
-        return None  # a save that ends the trainers is answered once they have ended
+    if request.stop and view.now < request.deadline and step_progress.may_train(view):
+        return None  # a save that stops the trainers is judged once they have ended
     answers = [s for _, last in view.reporting() for s in last.report.saves if s.id == request.id]
     for good in (SaveOutcome.COMMITTED, SaveOutcome.FRESH):
         for answer in answers:
             if answer.outcome is good and answer.checkpoint is not None:
                 return Verdict(good, answer.checkpoint.step)
-    bad = _refused(answers) or _silent(view, request)
+    bad = _declined(answers) or _unanswered(view, request)
     return None if bad is None else _covered(view, request) or bad
 
 
-def _refused(answers: list[SaveReport]) -> Verdict | None:
+def describe(verdict: Verdict) -> str:
+    """The verdict in words, for conditions and Events."""
+    if verdict.good:
+        return f"step {verdict.step} was saved"
+    return f"the last steps were not saved ({verdict.outcome.value}): {verdict.reason}"
+
+
+def _declined(answers: list[SaveReport]) -> Verdict | None:
     for outcome in (SaveOutcome.TOO_LATE, SaveOutcome.FAILED, SaveOutcome.CANCELLED):
         for answer in answers:
             if answer.outcome is outcome:
@@ -75,8 +88,8 @@ def _refused(answers: list[SaveReport]) -> Verdict | None:
     return None
 
 
-def _silent(view: JobView, request: SaveStatus) -> Verdict | None:
-    """That no answer will come any more."""
+def _unanswered(view: JobView, request: SaveStatus) -> Verdict | None:
+    """A verdict if no answer can come any more."""
     if (view.now - request.deadline).total_seconds() >= LATE_ANSWER_SECONDS:
         return Verdict(SaveOutcome.FAILED, reason="no worker reported a committed save by the deadline")
     if request.stop and len(ends(view)) == view.spec.replicas:
@@ -85,22 +98,22 @@ def _silent(view: JobView, request: SaveStatus) -> Verdict | None:
 
 
 def _covered(view: JobView, request: SaveStatus) -> Verdict | None:
-    """That the newest checkpoint holds every step that was ever reported."""
+    """A verdict if the newest checkpoint contains every step that was reported."""
     newest = view.status.checkpoint.newest
     if newest is None or newest.attempt != view.status.active_attempt:
         return None
-    if newest.step < max(request.from_step, progress.reached(view)):
+    if newest.step < max(request.from_step, step_progress.reached(view)):
         return None
     before = newest.committed_at is not None and newest.committed_at < request.requested_at
     return Verdict(SaveOutcome.FRESH if before else SaveOutcome.COMMITTED, newest.step)
 
 
-def point(ref: CheckpointRef, committed_at: datetime | None = None) -> CheckpointPoint:
-    """A checkpoint as status shows it."""
+def to_status_point(ref: CheckpointRef, committed_at: datetime | None = None) -> CheckpointPoint:
+    """A checkpoint as the status has it."""
     digest = ref.digest[:MAX_DIGEST]
     return CheckpointPoint(attempt=ref.attempt, step=ref.step, digest=digest, committed_at=committed_at)
 
 
-def ref(found: CheckpointPoint) -> CheckpointRef:
-    """A checkpoint as messages carry it."""
+def to_checkpoint_ref(found: CheckpointPoint) -> CheckpointRef:
+    """A checkpoint as reports and directives have it."""
     return CheckpointRef(found.attempt, found.step, found.digest)

@@ -1,6 +1,6 @@
-"""Prometheus metrics, in a registry of our own. Names come from the contract.
+"""Prometheus metrics, in a registry of their own. Their names come from the contract.
 
-Series of a job are made when somebody scrapes, from the jobs that exist then: they vanish with the object.
+A job's series are made at each scrape from the jobs that exist then, so they vanish with the job.
 """
 
 from __future__ import annotations
@@ -24,17 +24,20 @@ Jobs = Callable[[], Iterable[Mapping[str, Any]]]
 """The live jobs as the API server has them; called from the scraping thread."""
 
 _COUNTERS: Final[dict[Metric, tuple[str, tuple[str, ...]]]] = {
-    Metric.RECONCILES: ("Passes over a job.", ("result",)),
-    Metric.RESTARTS: ("Attempts that ended and were followed by another.", ("cause",)),
-    Metric.PREEMPTION_SAVES: ("Saves that answered a preemption notice.", ("outcome",)),
-    Metric.CHECKPOINTS_REJECTED: ("Checkpoints found damaged or foreign.", ()),
-    Metric.STEPS_LOST: ("Steps done again because of a restart.", ()),
-    Metric.SYNC_REQUESTS: ("Requests of agents by HTTP status.", ("code",)),
+    Metric.RECONCILES: ("Reconcile passes.", ("result",)),
+    Metric.RESTARTS: ("Attempts that ended and were followed by another attempt.", ("cause",)),
+    Metric.PREEMPTION_SAVES: ("Saves requested for a preemption notice.", ("outcome",)),
+    Metric.CHECKPOINTS_REJECTED: ("Checkpoints rejected as damaged or foreign.", ()),
+    Metric.STEPS_LOST: ("Steps repeated because of a restart.", ()),
+    Metric.SYNC_REQUESTS: ("Requests of agents, by HTTP status.", ("code",)),
 }
 _HISTOGRAMS: Final[dict[Metric, tuple[str, tuple[float, ...]]]] = {
-    Metric.RECONCILE_SECONDS: ("Duration of a pass.", (0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1, 2.5, 10, 60)),
+    Metric.RECONCILE_SECONDS: (
+        "Duration of a reconcile pass.",
+        (0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1, 2.5, 10, 60),
+    ),
     Metric.PREEMPTION_SECONDS_TO_SPARE: (
-        "Seconds between a committed save and the notice's deadline; negative if it came too late.",
+        "Seconds from a committed save to the notice's deadline; negative if the save was late.",
         (-30, -10, 0, 1, 2, 5, 10, 20, 30, 60, 120, 300, 600, 3600),
     ),
 }
@@ -52,12 +55,12 @@ class OperatorMetrics:
             self._series[name] = Histogram(name.value, text, buckets=buckets, registry=self.registry)
         self._leader = Gauge(Metric.LEADER.value, "1 on the active replica.", registry=self.registry)
         self._watch = Gauge(
-            Metric.WATCH_LAST_EVENT.value, "When the watch last delivered.", ("resource",), registry=self.registry
+            Metric.WATCH_LAST_EVENT.value, "Unix time of the watch's last event.", ("resource",), registry=self.registry
         )
         self.registry.register(_JobCollector(jobs))
 
     def count(self, count: Count) -> None:
-        """Move a counter or observe a value. Never raises: a wrong label is logged, not fatal."""
+        """Add to a counter or observe a value. Never raises: a wrong label is only logged."""
         try:
             series = self._series[count.metric]
             if count.labels:
@@ -70,15 +73,15 @@ class OperatorMetrics:
             log.error("metric %s not counted: %s", count.metric, error)  # noqa: TRY400  the message says it all
 
     def set_leading(self, leading: bool) -> None:  # noqa: FBT001  a gauge of one bit
-        """Whether this replica leads."""
+        """Show whether this replica leads."""
         self._leader.set(1 if leading else 0)
 
-    def saw_event(self, resource: str) -> None:
-        """The watch of a resource has just delivered something."""
+    def watch_delivered(self, resource: str) -> None:
+        """Show that the watch of a resource has just delivered an event."""
         self._watch.labels(resource=resource).set_to_current_time()
 
     def serve(self, host: str | None, port: int) -> tuple[int, Callable[[], None]]:
-        """Serve in threads of its own, so that a slow scraper holds up nothing; (port, function that stops it)."""
+        """Serve in threads, so that a slow scraper blocks nothing. Returns the port and a function that stops it."""
         server, _thread = start_http_server(port, addr=host or "0.0.0.0", registry=self.registry)
         return int(server.server_port), server.shutdown
 
@@ -90,9 +93,11 @@ class _JobCollector(Collector):
         self._jobs = jobs
 
     def describe(self) -> Iterable[GaugeMetricFamily]:
+        """The families without samples, for the registry."""
         return _families().values()
 
     def collect(self) -> Iterator[GaugeMetricFamily]:
+        """One sample per job and gauge."""
         families = _families()
         for job in self._jobs():
             _add(families, job)
@@ -105,16 +110,16 @@ def _families() -> dict[Metric, GaugeMetricFamily]:
         Metric.JOB_STEP: GaugeMetricFamily(Metric.JOB_STEP, "Last completed step.", labels=place),
         Metric.JOB_ATTEMPT: GaugeMetricFamily(Metric.JOB_ATTEMPT, "Number of the newest attempt.", labels=place),
         Metric.JOB_GOODPUT_SECONDS: GaugeMetricFamily(
-            Metric.JOB_GOODPUT_SECONDS, "Where the job's seconds went.", labels=[*place, "bucket"]
+            Metric.JOB_GOODPUT_SECONDS, "How the job spent its time.", labels=[*place, "bucket"]
         ),
         Metric.JOB_NEWEST_CHECKPOINT: GaugeMetricFamily(
-            Metric.JOB_NEWEST_CHECKPOINT, "When the newest checkpoint was seen committed.", labels=place
+            Metric.JOB_NEWEST_CHECKPOINT, "Unix time at which the newest checkpoint was seen committed.", labels=place
         ),
     }
 
 
 def _add(families: Mapping[Metric, GaugeMetricFamily], job: Mapping[str, Any]) -> None:
-    """One job's samples; what its status does not say (yet) has none."""
+    """Add one job's samples; a value that its status lacks gets none."""
     meta, status = job["metadata"], job.get("status") or {}
     place = [meta["namespace"], meta["name"]]
     if "attempt" in status:

@@ -1,4 +1,7 @@
-"""Where the API server is and who we are there: the pod's own ServiceAccount, else a kubeconfig."""
+"""The API server's address and our credentials: a kubeconfig if one is given, else the pod's ServiceAccount.
+
+The ``kubernetes`` client reads both; kopf receives what it found.
+"""
 
 from __future__ import annotations
 
@@ -10,18 +13,18 @@ from kubernetes.client import Configuration
 from kubernetes.config import ConfigException
 from kubernetes.config.incluster_config import SERVICE_TOKEN_FILENAME
 
-Access = Configuration
-
 
 class AccessError(ValueError):
-    """No usable way to the API server; says what was tried."""
+    """There is no usable way to the API server. The message says what was tried."""
 
 
 def load(kubeconfig: str | None) -> Configuration:
-    """The configuration of a new connection. ``kubeconfig`` (a path) wins; without it the pod's own account.
+    """The configuration of a new connection.
+
+    ``kubeconfig`` is a path. Without it, the pod's ServiceAccount is used, or the default kubeconfig outside a pod.
 
     Raises:
-        AccessError: neither is there, or what is there cannot be read.
+        AccessError: neither exists, or what exists cannot be read.
     """
     found = Configuration()
     try:
@@ -36,7 +39,7 @@ def load(kubeconfig: str | None) -> Configuration:
 
 
 def for_watch(access: Configuration) -> kopf.ConnectionInfo:
-    """The same access in kopf's terms, with the token as it is now."""
+    """The same access for kopf, with the current token."""
     bearer = access.get_api_key_with_prefix("BearerToken", alias="authorization") or ""
     scheme, _, token = bearer.partition(" ")
     return kopf.ConnectionInfo(

@@ -1,4 +1,4 @@
-"""One line per record: time, level, what, and which job and attempt it is about."""
+"""Log records as one line of JSON each, with the job and the attempt that they concern."""
 
 from __future__ import annotations
 
@@ -14,31 +14,37 @@ from typing import Any, Final
 FIELDS: Final = ("namespace", "job", "attempt", "pod", "failures")
 QUIET: Final = ("kopf", "urllib3", "aiohttp", "asyncio", "kubernetes")
 
-_about: ContextVar[dict[str, Any] | None] = ContextVar("about", default=None)
+_context: ContextVar[dict[str, Any] | None] = ContextVar("job_context", default=None)
 
 
 @contextlib.contextmanager
-def about(namespace: str, job: str, attempt: int | None) -> Iterator[None]:
-    """Records made inside name this job and attempt."""
-    token = _about.set({"namespace": namespace, "job": job, "attempt": attempt})
+def job_context(namespace: str, job: str, attempt: int | None) -> Iterator[None]:
+    """Log records made inside this context name the job and the attempt.
+
+    Args:
+        namespace: the job's namespace.
+        job: the job's name.
+        attempt: number of the newest attempt; None if it is unknown.
+    """
+    token = _context.set({"namespace": namespace, "job": job, "attempt": attempt})
     try:
         yield
     finally:
-        _about.reset(token)
+        _context.reset(token)
 
 
-class OneLine(logging.Formatter):
-    """JSON with sorted importance: time, level, logger, message, then the fields that are known."""
+class JsonFormatter(logging.Formatter):
+    """Formats a record as JSON: time, level, logger, message, then the known FIELDS."""
 
     def format(self, record: logging.LogRecord) -> str:
-        """The record as one line, a trace included."""
+        """The record as one line, including a traceback."""
         line: dict[str, Any] = {
             "time": datetime.fromtimestamp(record.created, UTC).isoformat(timespec="milliseconds"),
             "level": record.levelname.lower(),
             "logger": record.name,
             "message": record.getMessage(),
         }
-        known = _about.get() or {}
+        known = _context.get() or {}
         for name in FIELDS:
             value = getattr(record, name, known.get(name))
             if value is not None:
@@ -49,9 +55,9 @@ class OneLine(logging.Formatter):
 
 
 def configure(level: int) -> None:
-    """Send everything to standard error, one line each; libraries only from warnings on."""
+    """Send all records to standard error; those of the libraries in QUIET only from level WARNING on."""
     handler = logging.StreamHandler(sys.stderr)
-    handler.setFormatter(OneLine())
+    handler.setFormatter(JsonFormatter())
     logging.basicConfig(level=level, handlers=[handler], force=True)
     for name in QUIET:
         logging.getLogger(name).setLevel(max(level, logging.WARNING))

@@ -1,4 +1,4 @@
-"""How many failures a job may have: a sliding window, and a limit on failing without getting anywhere."""
+"""How many failures a job may have: a sliding window, and a limit of failures in a row without a new checkpoint."""
 
 from __future__ import annotations
 
@@ -10,7 +10,13 @@ from holdfast_operator.decide.members import JobView
 
 
 def charge(view: JobView, status: TrainingJobStatus, cause: Cause) -> TrainingJobStatus:
-    """The status after an attempt ended for this cause. Only budgeted causes change anything."""
+    """The status after a failure was counted; unchanged if the cause does not count.
+
+    Args:
+        view: the job.
+        status: the status after the attempt's end.
+        cause: why the attempt ended.
+    """
     if not cause.budgeted:
         return status
     newest = status.checkpoint.newest
@@ -24,7 +30,7 @@ def charge(view: JobView, status: TrainingJobStatus, cause: Cause) -> TrainingJo
 
 
 def exhausted(view: JobView, status: TrainingJobStatus) -> tuple[Reason, str] | None:
-    """Why no further attempt is made, if so."""
+    """Reason and message if the budget is spent, so that the job must fail; else None."""
     recovery = view.spec.recovery
     count = len(_in_window(view, status.failure_times))
     if count > recovery.max_failures:

@@ -1,4 +1,4 @@
-"""How far the active attempt has come, whether that is in a committed checkpoint, and whether it still goes on."""
+"""The last completed step of the active attempt, whether it is saved, and whether a trainer may still run."""
 
 from __future__ import annotations
 
@@ -8,22 +8,22 @@ from holdfast_operator.decide.members import JobView
 
 
 def reached(view: JobView) -> int:
-    """The last step that all workers of the active attempt have completed, as far as anyone has said; 0 if none."""
+    """The last step that all workers of the active attempt have reported as completed; 0 if there is none."""
     active = view.status.active_attempt
-    said = [
+    reported = [
         last.report.progress.last_completed_step
         for _, last in view.reporting()
         if last.report.progress is not None and last.report.attempt == active
     ]
     known = view.status.progress
-    remembered = known.step if known is not None and known.attempt == active else 0
-    return max(min(said, default=0), remembered)
+    stored = known.step if known is not None and known.attempt == active else 0
+    return max(min(reported, default=0), stored)
 
 
 def is_saved(view: JobView) -> bool:
-    """Whether everything that the active attempt has done is surely in a committed checkpoint (or it has done nothing).
+    """Whether a committed checkpoint contains every completed step of the active attempt for certain.
 
-    A worker that trains has done more than it last said, so then only the ranks can know: they are asked.
+    A worker that trains is ahead of its last report, so while one trains the answer is False: only the ranks know.
     """
     newest = view.status.checkpoint.newest
     stepping = any(last.report.phase is TrainerPhase.RUNNING for _, last in view.training())
@@ -31,7 +31,7 @@ def is_saved(view: JobView) -> bool:
 
 
 def may_train(view: JobView) -> bool:
-    """Whether a trainer of the active attempt may be running: one runs, or its agent has not reported yet."""
+    """Whether a trainer of the active attempt may run: one is reported, or a pod's agent has not reported yet."""
     if not view.status.active_attempt or view.preparing:
         return False
     over = {e.worker.index for e in causes.ends(view)}
