@@ -97,7 +97,9 @@ def test_every_value_is_in_the_schema_and_described() -> None:
 
 
 def test_an_image_is_required() -> None:
-    with pytest.raises(RuntimeError, match="`image.repository` is required but not set: the repository with the image"):
+    with pytest.raises(
+        RuntimeError, match=r"`image\.repository` is required but not set: the repository with the image"
+    ):
         HELM.template("--set=image.repository=")
 
 

@@ -29,7 +29,7 @@ def test_the_committed_table_is_current_and_has_every_value() -> None:
     page = (CHART / "README.md").read_text()
     assert [name for name in yaml.safe_load((CHART / "values.yaml").read_text()) if f"`{name}" not in page] == []
     assert "| `nodeFailureSeconds` | `15` | " in page
-    assert "| `image.repository` | `\"\"` | " in page
+    assert '| `image.repository` | `""` | ' in page
 
 
 def test_a_changed_default_is_found_and_written(copy: Path, capsys: pytest.CaptureFixture[str]) -> None:

@@ -133,6 +133,7 @@ class Metric(enum.StrEnum):
     STEPS_LOST = "holdfast_steps_lost_total"
     SYNC_REQUESTS = "holdfast_sync_requests_total"  # {code}
     WATCH_LAST_EVENT = "holdfast_watch_last_event_timestamp_seconds"  # {resource}
+    CERTIFICATE_EXPIRY = "holdfast_control_certificate_expiry_timestamp_seconds"
     LEADER = "holdfast_leader"  # 1 on the active replica
     JOB_STEP = "holdfast_job_step"  # {namespace, name}; scrape-time, vanishes with the object
     JOB_ATTEMPT = "holdfast_job_attempt"  # {namespace, name}
