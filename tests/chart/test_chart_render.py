@@ -249,7 +249,8 @@ def test_certificates_of_cert_manager_are_for_the_service_and_end_in_the_mounted
     leaf = only(objects, "Certificate", "holdfast")["spec"]
     assert "holdfast.hf-system.svc" in leaf["dnsNames"]
     volumes = only(objects, "Deployment")["spec"]["template"]["spec"]["volumes"]
-    assert leaf["secretName"] in [v["secret"]["secretName"] for v in volumes if "secret" in v]
+    assert [leaf["secretName"]] == [v["secret"]["secretName"] for v in volumes if "secret" in v]
+    assert leaf["secretName"] != only(HELM.template(), "Secret")["metadata"]["name"], "which outlives a release"
     assert leaf["issuerRef"]["name"] == "holdfast"
     assert only(objects, "Issuer", "holdfast")["spec"]["ca"]["secretName"] == "holdfast-ca"
     assert only(objects, "Certificate", "holdfast-ca")["spec"]["isCA"] is True

@@ -14,6 +14,8 @@ from tests.support.polling import until
 
 FIRST, SECOND = "first", "second"
 PLACED_SECONDS = 20.0
+DEAD_SECONDS = 60.0
+"""The node controller needs 12 s to notice a death."""
 
 
 @pytest.fixture(scope="module")
@@ -48,10 +50,10 @@ def unschedulable(pod: dict) -> bool:
     return any(c.get("reason") == "Unschedulable" for c in pod["status"].get("conditions", []))
 
 
-def wait_placed(cluster: Cluster, release: str, nodes: list[str]) -> None:
+def wait_placed(cluster: Cluster, release: str, nodes: list[str], seconds: float = PLACED_SECONDS) -> None:
     until(
         lambda: sorted(pods(cluster, release).values()) == sorted(nodes),
-        PLACED_SECONDS,
+        seconds,
         f"pods on {nodes}",
         seen=lambda: pods(cluster, release),
     )
@@ -84,3 +86,11 @@ def test_required_waits_for_the_drained_node_and_both_nodes_have_a_pod_again(two
     wait_placed(two_nodes, "requires", [FIRST, ""])
     kubectl(two_nodes.kubeconfig, "uncordon", SECOND)
     wait_placed(two_nodes, "requires", [FIRST, SECOND])
+
+
+def test_a_dead_node_s_pod_is_replaced_after_the_seconds_of_the_value(two_nodes: Cluster) -> None:
+    """Last, because the node stays dead. With Kubernetes' own 300 s nothing would move in time."""
+    install(two_nodes, "leaves", "--set=nodeFailureSeconds=1")
+    wait_placed(two_nodes, "leaves", [FIRST, SECOND])
+    two_nodes.nodes.kill(SECOND)
+    wait_placed(two_nodes, "leaves", [FIRST, FIRST], DEAD_SECONDS)

@@ -57,6 +57,10 @@ def operator_of(pod: dict[str, Any]) -> dict[str, Any]:
         ({"spread": "never"}, "'/spread': value must be one of"),
         ({"tls.existingSecret": "mine", "tls.certManager.enabled": True}, '`tls.existingSecret`: found "mine" beside'),
         ({"tls.certManager.issuerRef": {"name": "ours"}}, "`tls.certManager.issuerRef`: found an issuer while"),
+        (
+            {"tls.certManager.enabled": True, "tls.certManager.issuerRef": {"kind": "ClusterIssuer"}},
+            "`tls.certManager.issuerRef.name` is required but not set",
+        ),
         ({"tls.caDays": 30}, "`tls.leafDays`: found 397, allowed: at most `tls.caDays` (30)"),
         (
             {"spread": "required", "topologySpreadConstraints": [CONSTRAINT]},

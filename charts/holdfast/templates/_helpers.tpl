@@ -47,8 +47,13 @@ helm.sh/chart: {{ printf "%s-%s" .Chart.Name .Chart.Version | replace "+" "_" }}
 {{- end }}
 {{- end }}
 
+{{/* Helm's Secret outlives the release. cert-manager has another one, so that neither finds half of the other's. */}}
 {{- define "holdfast.tlsSecret" -}}
+{{- if .Values.tls.certManager.enabled }}
+{{- printf "%s-cert" (include "holdfast.fullname" .) }}
+{{- else }}
 {{- .Values.tls.existingSecret | default (printf "%s-tls" (include "holdfast.fullname" .)) }}
+{{- end }}
 {{- end }}
 
 {{/* The host name to which agents connect. The leaf certificate is issued for it. */}}

@@ -36,6 +36,9 @@
 {{- if and .certManager.issuerRef (not .certManager.enabled) }}
 {{- fail "`tls.certManager.issuerRef`: found an issuer while `tls.certManager.enabled` is false, allowed: an issuer of an enabled cert-manager" }}
 {{- end }}
+{{- if and .certManager.issuerRef (not .certManager.issuerRef.name) }}
+{{- fail "`tls.certManager.issuerRef.name` is required but not set" }}
+{{- end }}
 {{- if gt (int .leafDays) (int .caDays) }}
 {{- fail (printf "`tls.leafDays`: found %d, allowed: at most `tls.caDays` (%d)" (int .leafDays) (int .caDays)) }}
 {{- end }}
