@@ -33,7 +33,7 @@ from typing import Final
 
 from holdfast.store.format import digests
 from holdfast.store.read.candidates import NEWEST, Candidates
-from holdfast.store.settings import UNPINNED, StoreSettings
+from holdfast.store.store_settings import UNPINNED, StoreSettings
 from holdfast_contract import manifest
 from holdfast_contract.keys import MANIFEST_FILE
 from holdfast_contract.manifest import CheckpointRef, Manifest, Owner, Rejection

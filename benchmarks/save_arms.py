@@ -17,7 +17,7 @@ import xxhash
 
 from holdfast.distributed.coordination import LocalCoordination
 from holdfast.store import Store, StoreSettings
-from holdfast.store.settings import WriterName
+from holdfast.store.store_settings import WriterName
 from holdfast.store.write.arena import Arena
 from holdfast_contract.manifest import Owner
 from holdfast_contract.runfolder import RunFolder

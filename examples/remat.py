@@ -1,12 +1,14 @@
 """Rematerialise a small transformer, by component and under a byte budget, and print what each choice saves and costs.
 
-Run it with ``python examples/remat.py [plot.svg]``.
+Run it with ``python examples/remat.py [report.json]``; ``python tools/remat_chart.py report.json chart.svg`` draws the report.
 """
 
 from __future__ import annotations
 
+import json
 import sys
 from collections.abc import Callable
+from pathlib import Path
 from typing import Any
 
 import jax
@@ -77,7 +79,8 @@ def main() -> None:
             sys.exit(f"{name}: gradients differ by {max(relative):.1e} of the largest element")
         print(f"{name}: largest difference of a gradient: {max(relative):.1e} of its largest element")
     if len(sys.argv) > 1:
-        print(f"plot: {planned.report.write_svg(sys.argv[1])}")
+        Path(sys.argv[1]).write_text(json.dumps(planned.report.to_jsonable()), encoding="utf-8")
+        print(f"report: {sys.argv[1]}")
 
 
 if __name__ == "__main__":

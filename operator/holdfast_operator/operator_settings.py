@@ -10,8 +10,7 @@ from pathlib import Path
 from typing import Final, TypeVar
 from urllib.parse import urlsplit
 
-from holdfast_contract import keys
-from holdfast_operator.decide.children import DEFAULT_ORPHAN_SECONDS
+from holdfast_contract import defaults, keys
 
 PREFIX: Final = "HOLDFAST_OPERATOR_"
 ORPHAN_SECONDS: Final = (10, 604_800)
@@ -54,7 +53,7 @@ class OperatorSettings:
     watch_namespaces: tuple[str, ...]
     """Empty: all."""
     log_level: int
-    orphan_seconds: int = DEFAULT_ORPHAN_SECONDS
+    orphan_seconds: int = defaults.ORPHAN_SECONDS
     control_port: int = keys.CONTROL_PORT
     health_port: int = keys.HEALTH_PORT
     metrics_port: int = keys.METRICS_PORT
@@ -84,7 +83,7 @@ def from_environment(environment: Mapping[str, str]) -> OperatorSettings:
         lease_name=read("LEASE_NAME", _dns_name),
         watch_namespaces=read("WATCH_NAMESPACES", _namespaces, ""),
         log_level=read("LOG_LEVEL", _log_level, "info"),
-        orphan_seconds=read("ORPHAN_SECONDS", _orphan_seconds, str(DEFAULT_ORPHAN_SECONDS)),
+        orphan_seconds=read("ORPHAN_SECONDS", _orphan_seconds, str(defaults.ORPHAN_SECONDS)),
         control_port=read("CONTROL_PORT", _port, str(keys.CONTROL_PORT)),
         health_port=read("HEALTH_PORT", _port, str(keys.HEALTH_PORT)),
         metrics_port=read("METRICS_PORT", _port, str(keys.METRICS_PORT)),

@@ -64,8 +64,8 @@ def test_a_requested_save_is_answered_and_training_goes_on(rig: AgentRig) -> Non
     assert report.newest is not None
     assert report.newest.digest == "f" * 64
     assert report.phase is TrainerPhase.RUNNING
-    said = rig.wait_output("COMMAND SaveRequest(id='notice-1'")
-    seconds_left = float(said.split("seconds_left=")[1].split(",")[0])
+    line = rig.wait_output("COMMAND SaveRequest(id='notice-1'")
+    seconds_left = float(line.split("seconds_left=")[1].split(",")[0])
     assert 600.0 < seconds_left <= 900.0
     rig.run_attempt(1)
     rig.wait_output("COMMAND None")
@@ -107,7 +107,7 @@ def test_a_crash_fails_the_pending_save_but_not_a_committed_one(rig: AgentRig) -
     )
     rig.run_attempt(1, save=SaveRequest("two", 20.0))
     report = rig.operator.wait_report(lambda r: r.phase is TrainerPhase.EXITED)
-    # The last words were in the socket when the process died: they count.
+    # The last message was in the socket when the process died: it counts.
     assert outcome(report, "one") is SaveOutcome.COMMITTED
     assert outcome(report, "two") is SaveOutcome.FAILED
     assert report.newest == CheckpointRef(1, 5)
@@ -133,7 +133,7 @@ def test_a_trainer_that_does_not_stop_in_time_is_killed(rig: AgentRig) -> None:
     assert report.exit is None
 
 
-def test_sigterm_saves_says_so_and_ends_saved(rig: AgentRig) -> None:
+def test_sigterm_saves_reports_the_save_and_ends_saved(rig: AgentRig) -> None:
     run_to_stepping(rig, ANSWERING)
     rig.terminate()
     assert rig.exit_code() == ExitCode.SAVED
@@ -326,7 +326,7 @@ def test_malformed_lines_are_survived(rig: AgentRig) -> None:
     assert f"longer than {MAX_LINE_BYTES} bytes" in log
 
 
-def test_only_the_current_trainer_is_heard(rig: AgentRig) -> None:
+def test_only_the_current_trainer_is_served(rig: AgentRig) -> None:
     run_to_stepping(rig, ANSWERING)
     path = rig.environment[keys.ENV_AGENT_SOCKET]
     for line in (

@@ -1,4 +1,4 @@
-"""The channel to the operator under faults: it may refuse, move, lie, hang up or vanish; training goes on."""
+"""The channel to the operator under faults: it may refuse, move, send nonsense, hang up or vanish; training continues."""
 
 from __future__ import annotations
 
@@ -39,11 +39,11 @@ def step_of(rig: AgentRig) -> int:
 
 def test_progress_flows_over_one_connection_at_a_bounded_rate(rig: AgentRig) -> None:
     stepping(rig)
-    connections, heard = rig.operator.connections, len(rig.operator.reports)
+    connections, before = rig.operator.connections, len(rig.operator.reports)
     first = step_of(rig)
     rig.operator.wait_report(lambda r: r.progress is not None and r.progress.last_completed_step > first + 150)
     assert rig.operator.connections == connections
-    assert len(rig.operator.reports) - heard < 10  # 150 steps of 20 ms, about one report a second
+    assert len(rig.operator.reports) - before < 10  # 150 steps of 20 ms, about one report a second
 
 
 def test_a_change_in_meaning_does_not_wait_for_a_held_request(rig: AgentRig) -> None:
@@ -70,7 +70,7 @@ def test_a_refusal_disturbs_nothing_and_is_retried_with_pauses(rig: AgentRig, st
     assert refusals
     rig.operator.refuse(None)
     rig.operator.wait_report(lambda r: r.progress is not None and r.progress.last_completed_step > before)
-    assert rig.output.count("not today") == 1  # said once, however often it is tried
+    assert rig.output.count("not today") == 1  # logged once for many attempts
     assert rig.output.count("begins") == 1
     rig.wait_output("the operator answers again")
 
@@ -144,7 +144,7 @@ def test_an_endless_chain_of_standbys_is_given_up_with_pauses(rig: AgentRig) -> 
     rig.operator.wait_report(lambda r: r.attempt == 0)
 
 
-def test_an_authority_that_is_not_ours_hears_nothing(rig: AgentRig) -> None:
+def test_an_untrusted_authority_receives_nothing(rig: AgentRig) -> None:
     rig.environment[keys.ENV_CONTROL_CA] = new_authority("another authority").pem
     rig.start(STEPPING)
     rig.wait_output("no trusted TLS peer")
@@ -242,7 +242,7 @@ def test_an_inspection_tells_the_highest_attempt_and_the_owner(rig: AgentRig) ->
 
 
 @pytest.mark.parametrize(
-    ("prepare", "said"),
+    ("prepare", "message"),
     [
         (lambda storage: storage.rmdir(), "found nothing, allowed: a directory that exists"),
         (lambda storage: (storage.rmdir(), storage.write_text("x")), "found a file"),
@@ -253,12 +253,12 @@ def test_an_inspection_tells_the_highest_attempt_and_the_owner(rig: AgentRig) ->
         ),
     ],
 )
-def test_storage_that_cannot_be_used_is_named(rig: AgentRig, prepare, said: str) -> None:  # type: ignore[no-untyped-def]
+def test_storage_that_cannot_be_used_is_named(rig: AgentRig, prepare, message: str) -> None:  # type: ignore[no-untyped-def]
     prepare(rig.storage)
     inspect(rig)
     report = rig.operator.wait_report(lambda r: r.inspection is not None)
     assert report.inspection is not None
-    assert said in report.inspection.error
+    assert message in report.inspection.error
     assert str(rig.storage) in report.inspection.error
 
 
@@ -266,9 +266,9 @@ def test_settings_that_cannot_work_end_with_a_clear_line(rig: AgentRig) -> None:
     rig.environment[keys.ENV_CONTROL_URL] = "http://plain:80"
     rig.start(STEPPING)
     assert rig.exit_code() == ExitCode.USAGE
-    said = f"{keys.ENV_CONTROL_URL}: found 'http://plain:80', allowed: https://HOST:PORT"
-    assert said in rig.output.splitlines()[-1]
-    assert said in rig.termination_log.read_text()
+    message = f"{keys.ENV_CONTROL_URL}: found 'http://plain:80', allowed: https://HOST:PORT"
+    assert message in rig.output.splitlines()[-1]
+    assert message in rig.termination_log.read_text()
 
 
 def test_an_authority_that_is_no_pem_is_a_usage_error(rig: AgentRig) -> None:

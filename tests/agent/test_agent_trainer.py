@@ -44,15 +44,15 @@ def test_a_trainer_starts_with_the_facts_of_its_attempt(rig: AgentRig) -> None:
     assert report.restored == CheckpointRef(1, 2)
     log = rig.wait_output("SESSION True")
     assert "holdfast: attempt 2 begins" in log
-    said = json.loads(log.split("ENV ", 1)[1].splitlines()[0])
-    assert said[keys.ENV_ATTEMPT] == "2"
-    assert said[keys.ENV_PROCESS_INDEX] == "0"
-    assert said[keys.ENV_COORDINATOR] == "127.0.0.1:9"
-    assert json.loads(said[keys.ENV_PIN]) == {"attempt": 1, "step": 2, "digest": "d"}
-    assert said[keys.ENV_TAKE_OVER] == "1"
-    assert json.loads(said[keys.ENV_FAILURES]) == {"failures": 3, "running_seconds": 120.5}
-    assert said[keys.ENV_COMPILE_CACHE] == str(rig.folder / "runtime" / "compile-cache")
-    assert not {keys.ENV_CONTROL_CA, keys.ENV_CONTROL_URL, keys.ENV_TOKEN_FILE} & said.keys()
+    variables = json.loads(log.split("ENV ", 1)[1].splitlines()[0])
+    assert variables[keys.ENV_ATTEMPT] == "2"
+    assert variables[keys.ENV_PROCESS_INDEX] == "0"
+    assert variables[keys.ENV_COORDINATOR] == "127.0.0.1:9"
+    assert json.loads(variables[keys.ENV_PIN]) == {"attempt": 1, "step": 2, "digest": "d"}
+    assert variables[keys.ENV_TAKE_OVER] == "1"
+    assert json.loads(variables[keys.ENV_FAILURES]) == {"failures": 3, "running_seconds": 120.5}
+    assert variables[keys.ENV_COMPILE_CACHE] == str(rig.folder / "runtime" / "compile-cache")
+    assert not {keys.ENV_CONTROL_CA, keys.ENV_CONTROL_URL, keys.ENV_TOKEN_FILE} & variables.keys()
 
 
 def test_a_new_attempt_replaces_the_trainer_in_place(rig: AgentRig) -> None:
@@ -67,7 +67,7 @@ def test_a_new_attempt_replaces_the_trainer_in_place(rig: AgentRig) -> None:
     assert log.index("attempt 1 begins") < log.index("stepping 1") < log.index("attempt 2 begins")
     assert rig.process is not None
     assert rig.process.poll() is None
-    # The stopped trainer is no exit: nobody may take it for a crash.
+    # The stopped trainer is no exit: nothing may take it for a crash.
     assert all(report.exit is None for report in rig.operator.reports)
 
 
@@ -85,9 +85,9 @@ def test_an_end_is_reported_and_not_restarted(rig: AgentRig, ending: str, code: 
     assert report.exit is not None
     assert (report.exit.attempt, report.exit.code, report.exit.signal) == (1, code, number)
     assert "going down" in report.exit.last_lines
-    heard = len(rig.operator.reports)
+    before = len(rig.operator.reports)
     rig.operator.direct(Directive(Action.RUN, 1, coordinator="127.0.0.1:10"))  # another directive, the same attempt
-    rig.operator.wait(lambda: len(rig.operator.reports) > heard or None)
+    rig.operator.wait(lambda: len(rig.operator.reports) > before or None)
     assert rig.output.count("begins") == 1
     rig.run_attempt(2)
     rig.operator.wait_report(lambda r: r.phase is TrainerPhase.EXITED and r.attempt == 2)
@@ -183,7 +183,7 @@ def test_as_process_1_of_a_container(rig: AgentRig) -> None:
     assert rig.exit_code() == ExitCode.SAVED
 
 
-def test_done_stays_until_told_and_ends_with_zero(rig: AgentRig) -> None:
+def test_done_stays_until_asked_to_exit_and_ends_with_zero(rig: AgentRig) -> None:
     rig.start("sys.exit(0)")
     rig.run_attempt(1)
     rig.operator.wait_report(lambda r: r.phase is TrainerPhase.EXITED)
@@ -191,7 +191,7 @@ def test_done_stays_until_told_and_ends_with_zero(rig: AgentRig) -> None:
     assert rig.process.poll() is None
     rig.operator.direct(Directive(Action.EXIT, 1, why="the job has succeeded"))
     assert rig.exit_code() == ExitCode.DONE
-    assert rig.output.splitlines()[-1].endswith("ends with code 0: told to exit: the job has succeeded")
+    assert rig.output.splitlines()[-1].endswith("ends with code 0: exit requested: the job has succeeded")
 
 
 def test_exit_stops_the_trainer(rig: AgentRig) -> None:
@@ -225,7 +225,7 @@ def test_output_passes_through_whole(rig: AgentRig) -> None:
     assert len(report.exit.last_lines) <= 4096
 
 
-def test_a_lower_attempt_is_not_obeyed(rig: AgentRig) -> None:
+def test_a_directive_of_a_lower_attempt_changes_nothing(rig: AgentRig) -> None:
     rig.start(STEPPING)
     rig.run_attempt(5)
     rig.operator.wait_report(lambda r: r.phase is TrainerPhase.RUNNING and r.attempt == 5)

@@ -8,7 +8,7 @@ import subprocess
 import sys
 from pathlib import Path
 
-from holdfast_agent.processes import descendants
+from holdfast_agent.reaper import descendants
 
 
 def test_descendants_are_found_over_sessions_and_names() -> None:

@@ -123,7 +123,7 @@ def test_version_is_that_of_the_package() -> None:
 
 def test_the_definition_is_the_generated_one_and_stays_when_helm_uninstalls(rendered: list[Object]) -> None:
     definition = only(rendered, "CustomResourceDefinition")
-    assert definition == crd.definition()
+    assert definition == crd.custom_resource_definition()
     assert definition["metadata"]["annotations"]["helm.sh/resource-policy"] == "keep"
 
 

@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 from pydantic import ValidationError
 
 from holdfast_contract import keys
-from holdfast_contract.api import MAX_NAME, Every, TrainingJob, TrainingJobStatus
+from holdfast_contract.api import MAX_NAME, EverySpec, TrainingJob, TrainingJobStatus
 from holdfast_contract.api_spec import MAX_REPLICAS
 from tests.support.cluster.bad_manifests import CREATED, Bad
 from tests.support.cluster.manifests import training_job, with_value
@@ -18,7 +18,7 @@ from tests.support.cluster.manifests import training_job, with_value
 
 def test_the_valid_job_is_read_with_its_defaults() -> None:
     job = TrainingJob.model_validate(training_job())
-    assert job.spec.checkpoint.every == Every(steps=100)
+    assert job.spec.checkpoint.every == EverySpec(steps=100)
     assert (job.spec.checkpoint.keep.latest, job.spec.checkpoint.take_over) == (None, False)
     assert (job.spec.preemption.default_deadline_seconds, job.spec.recovery.strategy) == (25, "InPlace")
     assert (job.spec.hang.step_seconds, job.spec.hang.start_seconds) == (600, 1800)
@@ -32,7 +32,7 @@ def test_group_and_kind_are_those_of_the_contract() -> None:
 
 def test_without_an_interval_a_save_is_due_every_ten_minutes() -> None:
     job = TrainingJob.model_validate(with_value(training_job(), "spec.checkpoint", {"path": "/checkpoints"}))
-    assert job.spec.checkpoint.every == Every(seconds=600)
+    assert job.spec.checkpoint.every == EverySpec(seconds=600)
 
 
 def test_run_is_the_uid_unless_named() -> None:

@@ -1,4 +1,4 @@
-"""The committed definition is what the models say, and the schema keeps its own promises."""
+"""The committed CRD is what the models generate, and the schema keeps its own promises."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from holdfast_contract.crd_rules import RULES
 from holdfast_contract.crd_schema import SchemaError, structural_schema
 
 ROOT = Path(__file__).parents[2]
-SCHEMA = crd.definition()["spec"]["versions"][0]["schema"]["openAPIV3Schema"]
+SCHEMA = crd.custom_resource_definition()["spec"]["versions"][0]["schema"]["openAPIV3Schema"]
 
 
 def fields(schema: dict[str, Any], path: str = "") -> Iterator[tuple[str, dict[str, Any]]]:
@@ -47,8 +47,8 @@ def test_check_tells_a_stale_copy_and_a_run_repairs_it(tmp_path: Path, capsys: p
     assert str(crd.TARGETS[1]) in capsys.readouterr().err
 
 
-def test_yaml_reads_back_as_the_definition() -> None:
-    assert yaml.safe_load(crd.render()) == crd.definition()
+def test_yaml_reads_back_as_the_crd() -> None:
+    assert yaml.safe_load(crd.render()) == crd.custom_resource_definition()
 
 
 def test_every_field_is_described() -> None:
@@ -65,7 +65,7 @@ def test_every_rule_stands_at_a_field_that_exists() -> None:
     assert placed == set(RULES)
 
 
-def test_unknown_pod_fields_survive_and_unknown_fields_of_ours_do_not() -> None:
+def test_unknown_fields_survive_in_pods_and_nowhere_else() -> None:
     preserving = {path for path, schema in fields(SCHEMA) if schema.get("x-kubernetes-preserve-unknown-fields")}
     containers = [f"spec.template.spec.{kind}[]" for kind in ("containers", "initContainers")]
     expected = {"spec.template.spec", "spec.template.spec.volumes[]", *containers}
@@ -84,7 +84,7 @@ def test_columns_point_at_fields_of_the_schema() -> None:
 
 
 def test_names_come_from_the_contract() -> None:
-    definition = crd.definition()
+    definition = crd.custom_resource_definition()
     assert definition["metadata"]["name"] == keys.CRD_NAME
     assert definition["spec"]["names"]["plural"] == keys.PLURAL
 
@@ -110,7 +110,7 @@ class _FractionalLimit(BaseModel):
 
 
 @pytest.mark.parametrize(
-    ("model", "says"),
+    ("model", "message"),
     [
         (_Unbounded, r"spec\.text: found a string without maxLength"),
         (_Undescribed, r"spec\.number: found no description"),
@@ -119,6 +119,6 @@ class _FractionalLimit(BaseModel):
         (_EndlessMap, r"spec\.table: found a map without maxProperties"),
     ],
 )
-def test_what_a_schema_cannot_hold_is_refused_by_field(model: type[BaseModel], says: str) -> None:
-    with pytest.raises(SchemaError, match=says):
+def test_what_a_schema_cannot_hold_is_refused_by_field(model: type[BaseModel], message: str) -> None:
+    with pytest.raises(SchemaError, match=message):
         structural_schema(model, "spec")

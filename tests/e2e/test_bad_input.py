@@ -42,6 +42,7 @@ def test_storage_is_named_while_it_is_unusable_and_taken_once_it_is_mended(make_
     assert status.attempt == 0, "no attempt is numbered before storage can be used"
     job.patch({"suspend": True})
     job.until_condition("Suspended", Reason.SUSPENDED_BY_USER)
+    until(lambda: not job.all_pods(), 2 * GRACE_SECONDS, "pods of the old template are gone", seen=job.describe)
     job.read_only = False
     job.patch({"suspend": False, "template": job.manifest()["spec"]["template"]})
     # It succeeds at once and its time to live is 0 s: the operator deletes it.

@@ -91,4 +91,4 @@ def test_suspend_contest_delete_and_create_again(make_job: JobMaker, undisturbed
     assert status.checkpoint("restored") == (newest.attempt, newest.step)
     assert status.restarts == {}
     assert second.digest() == undisturbed(200)
-    until(lambda: second.log(0).rstrip().endswith("told to exit: the job has succeeded"), 10.0, "a true last line")
+    until(lambda: second.log(0).rstrip().endswith("exit requested: the job has succeeded"), 10.0, "a true last line")

@@ -10,7 +10,7 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from holdfast import remat
-from holdfast.remat.anatomy import dissect
+from holdfast.remat.analysis import analyse
 from holdfast.remat.choice import everything_of
 from holdfast.remat.combine import keep_all, keep_least, select
 from holdfast.remat.measure import measure
@@ -40,11 +40,11 @@ def _matrices(sizes):
     share=st.floats(0.0, 1.0),
 )
 def test_search_is_within_five_percent_of_the_best_of_all_choices(sizes, batch, share):
-    anatomy = dissect(perceptron, (_matrices(sizes), jnp.ones((batch, sizes[0]))), 0)
-    every = [all_choices(group.graph) for group in anatomy.groups for _ in group.paths]
-    least, most = keep_least(anatomy.groups).total_bytes, keep_all(anatomy.groups).total_bytes
+    analysis = analyse(perceptron, (_matrices(sizes), jnp.ones((batch, sizes[0]))), 0)
+    every = [all_choices(group.graph) for group in analysis.groups for _ in group.paths]
+    least, most = keep_least(analysis.groups).total_bytes, keep_all(analysis.groups).total_bytes
     cap = 0.9 * least + share * (most - 0.9 * least)
-    best, found = fewest_flops(every, cap), select(anatomy.groups, cap, seconds=2.0)
+    best, found = fewest_flops(every, cap), select(analysis.groups, cap, seconds=2.0)
     if best is None:
         assert found is None
         return
@@ -57,47 +57,47 @@ def test_search_is_within_five_percent_of_the_best_of_all_choices(sizes, batch, 
 @pytest.mark.parametrize("share", [0.0, 0.2, 0.4, 0.6, 0.8])
 def test_convolutions_are_within_five_percent_of_the_best_of_all_choices(share):
     kernels = [jnp.ones((3, 3, i, o)) for i, o in [(2, 8), (8, 4), (4, 8)]]
-    anatomy = dissect(convolutions, (kernels, jnp.ones((2, 8, 8, 2))), 0)
-    every = [all_choices(group.graph) for group in anatomy.groups for _ in group.paths]
-    least, most = keep_least(anatomy.groups).total_bytes, keep_all(anatomy.groups).total_bytes
+    analysis = analyse(convolutions, (kernels, jnp.ones((2, 8, 8, 2))), 0)
+    every = [all_choices(group.graph) for group in analysis.groups for _ in group.paths]
+    least, most = keep_least(analysis.groups).total_bytes, keep_all(analysis.groups).total_bytes
     cap = least + share * (most - least)
     best = fewest_flops(every, cap)
-    assert best <= select(anatomy.groups, cap, seconds=2.0).flops <= 1.05 * best
+    assert best <= select(analysis.groups, cap, seconds=2.0).flops <= 1.05 * best
 
 
 @pytest.mark.parametrize("loss", [scanned, unrolled, by_component])
 @pytest.mark.parametrize("share", [0.75, 0.9])
 def test_prediction_is_what_the_traced_gradient_keeps_and_computes(loss, share):
-    anatomy = dissect(loss, (init_layers(3, 32), tokens(2, 16, 32)), 0)
-    cap = share * keep_all(anatomy.groups).total_bytes
-    selection = select(anatomy.groups, cap, seconds=2.0)
-    traced = measure(anatomy.body(selection), anatomy.program.avals, anatomy.active)
+    analysis = analyse(loss, (init_layers(3, 32), tokens(2, 16, 32)), 0)
+    cap = share * keep_all(analysis.groups).total_bytes
+    selection = select(analysis.groups, cap, seconds=2.0)
+    traced = measure(analysis.body(selection), analysis.program.avals, analysis.active)
     assert selection.flops > 0
-    assert traced.flops - anatomy.everything.flops == pytest.approx(selection.flops, rel=0.02)
-    predicted = selection.kept_bytes + anatomy.fixed_bytes
+    assert traced.flops - analysis.everything.flops == pytest.approx(selection.flops, rel=0.02)
+    predicted = selection.kept_bytes + analysis.fixed_bytes
     assert traced.kept_bytes == pytest.approx(predicted, rel=0.05)
 
 
 @pytest.mark.parametrize(("loss", "share"), [(unrolled, 0.45), (by_component, 0.6)])
 def test_search_among_24_unrolled_layers_is_within_five_percent_of_the_bound(loss, share):
-    anatomy = dissect(loss, (init_layers(24, 32), tokens(2, 16, 32)), 0)
-    cap = share * keep_all(anatomy.groups).total_bytes
-    found = select(anatomy.groups, cap, seconds=10.0)  # much more than it takes, for a machine that is busy
+    analysis = analyse(loss, (init_layers(24, 32), tokens(2, 16, 32)), 0)
+    cap = share * keep_all(analysis.groups).total_bytes
+    found = select(analysis.groups, cap, seconds=10.0)  # much more than it takes, for a machine that is busy
     assert found.total_bytes <= cap
     assert 0 < found.bound_flops <= found.flops <= 1.05 * found.bound_flops
 
 
 def test_the_bound_by_prices_is_below_the_best_of_all_choices():
     """It is what the search is judged by, so it may never be too high."""
-    anatomy = dissect(perceptron, (_matrices([8, 24, 8, 64, 8]), jnp.ones((8, 8))), 0)
-    every = [all_choices(group.graph) for group in anatomy.groups for _ in group.paths]
-    least, most = keep_least(anatomy.groups).total_bytes, keep_all(anatomy.groups).total_bytes
+    analysis = analyse(perceptron, (_matrices([8, 24, 8, 64, 8]), jnp.ones((8, 8))), 0)
+    every = [all_choices(group.graph) for group in analysis.groups for _ in group.paths]
+    least, most = keep_least(analysis.groups).total_bytes, keep_all(analysis.groups).total_bytes
     bounds = []
     for part in range(1, 10):
         cap = least + (most - least) * part / 10
-        options = [[everything_of(group.graph)] for group in anatomy.groups]
-        models = [Model([group.part], [1]) for group in anatomy.groups]
-        prices = Prices(models, [len(group.paths) for group in anatomy.groups], options, cap)
+        options = [[everything_of(group.graph)] for group in analysis.groups]
+        models = [Model([group.part], [1]) for group in analysis.groups]
+        prices = Prices(models, [len(group.paths) for group in analysis.groups], options, cap)
         prices.search(time.monotonic() + 10)
         assert prices.bound_flops <= fewest_flops(every, cap)
         bounds.append(prices.bound_flops)
@@ -107,9 +107,9 @@ def test_the_bound_by_prices_is_below_the_best_of_all_choices():
 
 @pytest.mark.parametrize("loss", [scanned, unrolled, by_component])
 def test_the_least_that_fits_is_found_to_the_byte(loss):
-    anatomy = dissect(loss, (init_layers(24, 16), tokens(1, 8, 16)), 0)
-    least = keep_least(anatomy.groups).total_bytes
-    found = select(anatomy.groups, least, seconds=10.0)
+    analysis = analyse(loss, (init_layers(24, 16), tokens(1, 8, 16)), 0)
+    least = keep_least(analysis.groups).total_bytes
+    found = select(analysis.groups, least, seconds=10.0)
     assert found is not None
     assert found.total_bytes <= least
 
@@ -126,10 +126,10 @@ def test_choice_at_24_layers_is_near_the_bound(loss, share):
 
 
 def test_a_larger_budget_never_recomputes_more():
-    anatomy = dissect(scanned, (init_layers(4, 32), tokens(2, 16, 32)), 0)
-    least, most = keep_least(anatomy.groups).total_bytes, keep_all(anatomy.groups).total_bytes
+    analysis = analyse(scanned, (init_layers(4, 32), tokens(2, 16, 32)), 0)
+    least, most = keep_least(analysis.groups).total_bytes, keep_all(analysis.groups).total_bytes
     caps = [least + (most - least) * part / 12 for part in range(13)]
-    flops = [select(anatomy.groups, cap, seconds=2.0).flops for cap in caps]
+    flops = [select(analysis.groups, cap, seconds=2.0).flops for cap in caps]
     assert all(a * 1.002 + 1 >= b for a, b in itertools.pairwise(flops))
     assert flops[0] > 0
     assert flops[-1] == 0

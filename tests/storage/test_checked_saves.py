@@ -16,7 +16,7 @@ from holdfast import errors
 from holdfast.store import UNPINNED, StoreSettings
 from holdfast.store.format import fs
 from holdfast.store.format.ocdbt.decode import NotUnderstoodError
-from holdfast.store.write.written import written_chunks
+from holdfast.store.write.orbax_readback import written_chunks
 from holdfast_contract.runfolder import RunFolder
 from tests.support.storage.states import QUICK, bits, state_of, store_at
 from tests.support.storage.world import World
@@ -179,7 +179,7 @@ def test_numbers_that_orbax_did_not_write_are_missed(root: Path) -> None:
 def test_each_process_compares_what_it_wrote(world: World, root: Path, writer: str) -> None:
     told = world.call("tests.support.storage.writer_tasks:save_altered", root, writer)
     for error in told:
-        assert "process 1: SavedOtherwiseError" in error
+        assert "process 1: ReadBackError" in error
         assert "['w']: found 1 of 4096 numbers changed" in error
     assert not list(RunFolder(root).candidates())
 

@@ -15,9 +15,9 @@ from hypothesis import strategies as st
 
 import holdfast
 from holdfast import errors
-from holdfast.store import UNPINNED, Request, Restored, Store, StoreSettings
+from holdfast.store import UNPINNED, CheckpointExtras, Restored, Store, StoreSettings
 from holdfast.store.format import fs
-from holdfast.store.read.candidates import Choice
+from holdfast.store.read.candidates import CheckpointChoice
 from holdfast_contract.exits import ExitCode
 from holdfast_contract.keys import RESTORED_FILE
 from holdfast_contract.manifest import CheckpointRef
@@ -35,7 +35,7 @@ def saved(tmp_path_factory: pytest.TempPathFactory) -> Path:
     root = tmp_path_factory.mktemp("saved") / "char-lm"
     store = store_at(root, 1)
     for step, loss in LOSSES.items():
-        store.save(step, small_state(step), Request(metrics={"loss": loss})).result(30)
+        store.save(step, small_state(step), CheckpointExtras(metrics={"loss": loss})).result(30)
     store.close()
     return root
 
@@ -50,8 +50,8 @@ def _begun(root: Path, settings: StoreSettings = QUICK) -> Store:
     return store_at(root, RunFolder(root).highest_attempt() + 1, settings=settings)
 
 
-def _restored(store: Store, choice: Choice | None = None, pin: CheckpointRef | None = None) -> Restored:
-    restored = store.restore(pin or UNPINNED, small_state(0), choice=choice or Choice())
+def _restored(store: Store, choice: CheckpointChoice | None = None, pin: CheckpointRef | None = None) -> Restored:
+    restored = store.restore(pin or UNPINNED, small_state(0), choice=choice or CheckpointChoice())
     assert restored is not None
     assert int(restored.state["step"]) == restored.ref.step
     return restored
@@ -63,39 +63,39 @@ def _crash_after_restoring(root: Path, times: int, settings: StoreSettings = QUI
 
 
 def test_a_step_or_the_best_below_the_pin(run: Path) -> None:
-    assert _restored(_begun(run), Choice(step=2)).ref.step == 2
-    assert _restored(_begun(run), Choice(best=("loss", "min"))).ref.step == 2
-    assert _restored(_begun(run), Choice(best=("loss", "max"))).ref.step == 1
+    assert _restored(_begun(run), CheckpointChoice(step=2)).ref.step == 2
+    assert _restored(_begun(run), CheckpointChoice(best=("loss", "min"))).ref.step == 2
+    assert _restored(_begun(run), CheckpointChoice(best=("loss", "max"))).ref.step == 1
     first = RunFolder(run).candidates()[-1]
-    assert _restored(_begun(run), Choice(best=("loss", "min")), pin=first).ref == first
+    assert _restored(_begun(run), CheckpointChoice(best=("loss", "min")), pin=first).ref == first
 
 
 def test_a_step_that_is_damaged_or_missing_has_no_substitute(run: Path) -> None:
     flip_bit(_largest(run / "1" / "2"))
-    best = _restored(_begun(run), Choice(best=("loss", "min")))
+    best = _restored(_begun(run), CheckpointChoice(best=("loss", "min")))
     assert (best.ref.step, [(r.step, "digest" in r.reason) for r in best.rejected]) == (4, [(2, True)])
     for step, reason in ((2, "digest"), (9, "no checkpoint of this step")):
         with pytest.raises(errors.NoValidCheckpoint, match=reason) as caught:
-            _restored(_begun(run), Choice(step=step))
+            _restored(_begun(run), CheckpointChoice(step=step))
         assert [r.step for r in caught.value.rejected] == [step]
     with pytest.raises(errors.NoValidCheckpoint, match="no finite value of the metric 'accuracy'"):
-        _restored(_begun(run), Choice(best=("accuracy", "max")))
+        _restored(_begun(run), CheckpointChoice(best=("accuracy", "max")))
 
 
 def test_a_choice_in_an_empty_run(root: Path) -> None:
-    assert store_at(root, 1).restore(UNPINNED, small_state(0), choice=Choice(best=("loss", "min"))) is None
+    assert store_at(root, 1).restore(UNPINNED, small_state(0), choice=CheckpointChoice(best=("loss", "min"))) is None
     with pytest.raises(errors.NoValidCheckpoint):
-        store_at(root, 2).restore(UNPINNED, small_state(0), choice=Choice(step=3))
+        store_at(root, 2).restore(UNPINNED, small_state(0), choice=CheckpointChoice(step=3))
 
 
 @given(st.builds(lambda step, mode: (step, mode), st.integers(0, 9), st.text(max_size=4)))
 def test_a_wrong_choice_is_refused(drawn: tuple[int, str]) -> None:
     step, mode = drawn
     with pytest.raises(ValueError, match="found both"):
-        Choice(step=step, best=("loss", "min"))
+        CheckpointChoice(step=step, best=("loss", "min"))
     if mode not in {"min", "max"}:
         with pytest.raises(ValueError, match="mode"):
-            Choice(best=("loss", mode))  # type: ignore[arg-type]
+            CheckpointChoice(best=("loss", mode))  # type: ignore[arg-type]
 
 
 def test_a_checkpoint_that_led_into_three_crashes_is_skipped_with_the_attempts_named(run: Path) -> None:
@@ -107,7 +107,7 @@ def test_a_checkpoint_that_led_into_three_crashes_is_skipped_with_the_attempts_n
     _crash_after_restoring(run, 2, SKIPPING)
     assert _restored(_begun(run, SKIPPING)).ref.step == 2, "and then the one before it"
     assert _restored(_begun(run)).ref.step == 4, "off by default"
-    assert _restored(_begun(run, SKIPPING), Choice(step=4)).ref.step == 4, "asked for by name it is taken"
+    assert _restored(_begun(run, SKIPPING), CheckpointChoice(step=4)).ref.step == 4, "asked for by name it is taken"
 
 
 def test_when_every_candidate_is_poison_nothing_starts_from_scratch(run: Path) -> None:
@@ -191,7 +191,9 @@ def run_of_two(saved_by_two: Path, tmp_path: Path) -> Path:
     return tmp_path / saved_by_two.name
 
 
-def _chosen_by_both(world: World, root: Path, choice: Choice, pin: CheckpointRef | None = None) -> dict[str, Any]:
+def _chosen_by_both(
+    world: World, root: Path, choice: CheckpointChoice, pin: CheckpointRef | None = None
+) -> dict[str, Any]:
     """What both ranks were given; the same reasons on both, and each rank its own data."""
     attempt = RunFolder(root).highest_attempt() + 1
     told: list[dict[str, Any]] = world.call(f"{TASKS}:restore_choice", root, attempt, choice, pin)
@@ -212,30 +214,34 @@ def _largest(step: Path) -> Path:
 @pytest.mark.parametrize(
     ("choice", "step"),
     [
-        (Choice(), 4),
-        (Choice(step=3), 3),
-        (Choice(step=1), 1),
-        (Choice(best=("loss", "min")), 2),
-        (Choice(best=("loss", "max")), 1),
+        (CheckpointChoice(), 4),
+        (CheckpointChoice(step=3), 3),
+        (CheckpointChoice(step=1), 1),
+        (CheckpointChoice(best=("loss", "min")), 2),
+        (CheckpointChoice(best=("loss", "max")), 1),
     ],
     ids=["newest", "step 3", "step 1", "lowest loss", "highest loss"],
 )
-def test_two_processes_choose_alike(world: World, run_of_two: Path, choice: Choice, step: int) -> None:
+def test_two_processes_choose_alike(world: World, run_of_two: Path, choice: CheckpointChoice, step: int) -> None:
     told = _chosen_by_both(world, run_of_two, choice)
     assert told["ref"].step == step
     assert told["rejected"] == ()
-    if choice == Choice():
+    if choice == CheckpointChoice():
         pin = RunFolder(run_of_two).candidates()[1]
         assert _chosen_by_both(world, run_of_two, choice, pin)["ref"] == pin
 
 
 @pytest.mark.parametrize(
     ("choice", "damaged", "step"),
-    [(Choice(), (4, 3), 2), (Choice(best=("loss", "min")), (2,), 4), (Choice(best=("loss", "max")), (1, 4), 2)],
+    [
+        (CheckpointChoice(), (4, 3), 2),
+        (CheckpointChoice(best=("loss", "min")), (2,), 4),
+        (CheckpointChoice(best=("loss", "max")), (1, 4), 2),
+    ],
     ids=["newest", "lowest loss", "highest loss"],
 )
 def test_two_processes_walk_back_over_damage_alike(
-    world: World, run_of_two: Path, choice: Choice, damaged: tuple[int, ...], step: int
+    world: World, run_of_two: Path, choice: CheckpointChoice, damaged: tuple[int, ...], step: int
 ) -> None:
     for number in damaged:
         flip_bit(_largest(run_of_two / "1" / str(number)))
@@ -246,11 +252,15 @@ def test_two_processes_walk_back_over_damage_alike(
 
 @pytest.mark.parametrize(
     ("choice", "refused"),
-    [(Choice(), [4, 3, 2, 1]), (Choice(step=2), [2]), (Choice(best=("loss", "min")), [2, 4, 1, 3])],
+    [
+        (CheckpointChoice(), [4, 3, 2, 1]),
+        (CheckpointChoice(step=2), [2]),
+        (CheckpointChoice(best=("loss", "min")), [2, 4, 1, 3]),
+    ],
     ids=["newest", "step 2", "lowest loss"],
 )
 def test_two_processes_stop_loudly_when_all_are_damaged(
-    world: World, run_of_two: Path, choice: Choice, refused: list[int]
+    world: World, run_of_two: Path, choice: CheckpointChoice, refused: list[int]
 ) -> None:
     for step in LOSSES:
         flip_bit(_largest(run_of_two / "1" / str(step)))

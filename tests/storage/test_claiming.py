@@ -10,8 +10,8 @@ import pytest
 from holdfast import errors
 from holdfast.distributed.coordination import LocalCoordination
 from holdfast.errors import WrongWorld
-from holdfast.store.claim import Claim, claim_run
-from holdfast.store.settings import StoreSettings
+from holdfast.store.claim import RunClaim, claim_run
+from holdfast.store.store_settings import StoreSettings
 from holdfast_contract.exits import ExitCode
 from holdfast_contract.manifest import Owner
 from holdfast_contract.runfolder import RunFolder
@@ -27,8 +27,8 @@ class Rank(LocalCoordination):
         self.process_index, self.process_count = rank, 2
 
 
-def claim_of(root: Path, *, attempt: int = 3, uid: str = "a") -> Claim:
-    return Claim(RunFolder(root), attempt, Owner(uid, "team", f"job-{uid}", attempt))
+def claim_of(root: Path, *, attempt: int = 3, uid: str = "a") -> RunClaim:
+    return RunClaim(RunFolder(root), attempt, Owner(uid, "team", f"job-{uid}", attempt))
 
 
 class World:
@@ -38,7 +38,7 @@ class World:
         self.shared = LocalCoordination()
         self._pool = ThreadPoolExecutor(4)
 
-    def claims(self, rank: int, claim: Claim, limits: StoreSettings = LIMITS) -> Future[None]:
+    def claims(self, rank: int, claim: RunClaim, limits: StoreSettings = LIMITS) -> Future[None]:
         return self._pool.submit(claim_run, claim, Rank(self.shared, rank), take_over=False, settings=limits)
 
 
@@ -80,7 +80,7 @@ def test_a_rank_on_other_storage_is_told_what_it_does_not_see(tmp_path: Path) ->
     for result in (first, other):
         with pytest.raises(errors.StorageUnusable, match="process 1 does not see what process 0 wrote there") as caught:
             result.result(20)
-        assert "within 3 s: no such file, the run's folder is not there" in str(caught.value)
+        assert "within 3 s: no such file, the run's folder does not exist" in str(caught.value)
         assert caught.value.exit_code is ExitCode.STORAGE
 
 

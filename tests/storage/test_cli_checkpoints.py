@@ -15,7 +15,7 @@ import jax.numpy as jnp
 import pytest
 
 from holdfast.cli import main
-from holdfast.store import Request
+from holdfast.store import CheckpointExtras
 from holdfast.store.format import digests
 from holdfast_contract.keys import MANIFEST_FILE, PARTIAL_FILE
 from tests.support.storage.states import flip_bit, small_state, store_at
@@ -28,7 +28,7 @@ def saved(tmp_path_factory: pytest.TempPathFactory) -> Path:
     for attempt, steps in ((1, (1, 2, 3)), (2, (3, 4))):
         store = store_at(root, attempt)
         for step in steps:
-            request = Request(metrics={"loss": 10.0 - step}, pinned=step == 2)
+            request = CheckpointExtras(metrics={"loss": 10.0 - step}, pinned=step == 2)
             store.save(step, small_state(step), request).result(30)
         store.close()
     return root

@@ -12,7 +12,7 @@ import orbax.checkpoint as ocp
 import pytest
 
 from holdfast import errors
-from holdfast.store import UNPINNED, Request, Restored
+from holdfast.store import UNPINNED, CheckpointExtras, Restored
 from holdfast_contract.exits import ExitCode
 from holdfast_contract.keys import MANIFEST_FILE
 from holdfast_contract.manifest import CheckpointRef, Rejection, from_bytes, to_bytes
@@ -27,7 +27,7 @@ def saved(tmp_path_factory: pytest.TempPathFactory) -> Path:
     root = tmp_path_factory.mktemp("saved") / "char-lm"
     store = store_at(root, 1)
     for step in (1, 2):
-        store.save(step, small_state(step), Request(data=str(step).encode())).result(30)
+        store.save(step, small_state(step), CheckpointExtras(data=str(step).encode())).result(30)
     store.close()
     return root
 
@@ -124,7 +124,7 @@ def test_a_step_without_manifest_does_not_exist(run: Path) -> None:
 def test_a_pin_whose_manifest_vanished_is_named(run: Path) -> None:
     pin = RunFolder(run).candidates()[0]
     (run / "1" / "2" / MANIFEST_FILE).unlink()
-    assert "pinned checkpoint is not there" in _require_first_step(_restore(run, pin))
+    assert "pinned checkpoint does not exist" in _require_first_step(_restore(run, pin))
 
 
 def test_the_pin_is_an_upper_bound(run: Path) -> None:

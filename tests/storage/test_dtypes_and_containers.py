@@ -15,7 +15,7 @@ import pytest
 from orbax.checkpoint import v1 as orbax_v1
 
 from holdfast.store import UNPINNED
-from holdfast.store.store import Request
+from holdfast.store.checkpoint_extras import CheckpointExtras
 from holdfast_contract.runfolder import RunFolder
 from tests.support.storage.states import bits, state_of, store_at
 
@@ -113,7 +113,7 @@ def test_an_abstract_state_is_enough(root: Path) -> None:
 def test_metrics_of_any_number_type_are_stored_and_what_is_not_finite_is_left_out(root: Path) -> None:
     store = store_at(root, 1)
     metrics = {"loss": jnp.float32(0.5), "n": np.int64(3), "f": 1, "nan": float("nan"), "inf": np.inf, "text": "no"}
-    store.save(1, {"w": jnp.ones(2)}, Request(metrics=metrics)).result(30)
+    store.save(1, {"w": jnp.ones(2)}, CheckpointExtras(metrics=metrics)).result(30)
     store.close()
     assert RunFolder(root).survey().found[0].manifest.metrics == {"loss": 0.5, "n": 3.0, "f": 1.0}
 

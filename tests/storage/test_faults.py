@@ -18,7 +18,7 @@ import pytest
 
 from holdfast import errors
 from holdfast.distributed.coordination import LocalCoordination
-from holdfast.store import UNPINNED, Request, Store, StoreSettings
+from holdfast.store import UNPINNED, CheckpointExtras, Store, StoreSettings
 from holdfast.store.format import fs
 from holdfast.store.write import snapshot
 from holdfast_contract.exits import ExitCode
@@ -182,11 +182,11 @@ def test_storage_that_hangs_ends_the_save_at_its_limit_and_training_goes_on(root
             released.wait(20)
 
     fs.set_fault_hook(hanging)
-    handle = store.save(1, small_state(1), Request(data=b"1"))
+    handle = store.save(1, small_state(1), CheckpointExtras(data=b"1"))
     with pytest.raises(errors.SaveTimeout):
         handle.result(10)
     fs.set_fault_hook(None)
-    assert store.save(2, small_state(2), Request(data=b"2")).result(30).step == 2
+    assert store.save(2, small_state(2), CheckpointExtras(data=b"2")).result(30).step == 2
     released.set()
     store.close()
     assert [r.step for r in RunFolder(root).candidates()] == [2], "the late writer may not commit what was given up"

@@ -13,7 +13,7 @@ from pathlib import Path
 
 import pytest
 
-from holdfast.store import UNPINNED, Request
+from holdfast.store import UNPINNED, CheckpointExtras
 from holdfast_contract.keys import MANIFEST_FILE, PARTIAL_FILE, TRASH_PREFIX
 from holdfast_contract.runfolder import RunFolder
 from tests.support.storage.killer import Killer
@@ -34,7 +34,7 @@ def saved(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A run in which attempt 1 committed step 1."""
     root = tmp_path_factory.mktemp("saved") / "char-lm"
     store = store_at(root, 1)
-    store.save(1, small_state(1), Request(data=b"1")).result(30)
+    store.save(1, small_state(1), CheckpointExtras(data=b"1")).result(30)
     store.close()
     return root
 

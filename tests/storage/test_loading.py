@@ -16,8 +16,8 @@ import pytest
 import holdfast
 from holdfast import errors
 from holdfast.catalog.contents import contents_of
-from holdfast.catalog.listing import one_place
-from holdfast.store import Request
+from holdfast.catalog.listing import only_checkpoint_folder
+from holdfast.store import CheckpointExtras
 from holdfast_contract.keys import MANIFEST_FILE
 from holdfast_contract.runfolder import Found, RunFolder
 from tests.support.storage.states import bits, flip_bit, store_at
@@ -49,7 +49,9 @@ def saved(tmp_path_factory: pytest.TempPathFactory) -> Path:
     for attempt, steps in ((1, (1, 2, 3)), (2, (3, 4))):
         store = store_at(root, attempt)
         for step in steps:
-            store.save(step, _state(10 * attempt + step), Request(b"position", {"loss": LOSSES[step]})).result(30)
+            store.save(step, _state(10 * attempt + step), CheckpointExtras(b"position", {"loss": LOSSES[step]})).result(
+                30
+            )
         store.close()
     return root
 
@@ -163,7 +165,7 @@ def test_only_the_parts_asked_for_are_read(root: Path) -> None:
     store = store_at(root, 1)
     store.save(1, {"params": jnp.arange(8.0), "opt": jnp.ones(4_000_000)}).result(30)
     store.close()
-    found = next(entry for entry in one_place(root.parent).entries() if isinstance(entry, Found))
+    found = next(entry for entry in only_checkpoint_folder(root.parent).entries() if isinstance(entry, Found))
     contents = contents_of(found)
     before = _bytes_read()
     values = contents.read({"params": jnp.zeros(8)})

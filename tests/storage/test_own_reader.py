@@ -27,7 +27,7 @@ from holdfast.store.format.ocdbt import decode
 from holdfast.store.format.ocdbt.arrays import StoredArray
 from holdfast.store.format.ocdbt.decode import Extent, NotUnderstoodError, Value
 from holdfast.store.format.ocdbt.index import read_index
-from holdfast.store.read import reader, reads, verifying
+from holdfast.store.read import hashing_reader, read_plan, verified_read
 from holdfast.store.read.candidates import NEWEST, Candidates
 from holdfast_contract import manifest, runfolder
 from holdfast_contract.keys import MANIFEST_FILE
@@ -239,19 +239,19 @@ def test_any_part_of_any_grid_of_chunks(
     block_bytes: int,
 ) -> None:
     shape, chunk_shape, boxes = grid
-    monkeypatch.setattr(reader, "_SLAB_BYTES", slab_bytes)
-    monkeypatch.setattr(reads, "_BLOCK_BYTES", block_bytes)
+    monkeypatch.setattr(read_plan, "_SLAB_BYTES", slab_bytes)
+    monkeypatch.setattr(hashing_reader, "_BLOCK_BYTES", block_bytes)
     array = np.arange(np.prod(shape), dtype=np.int16).reshape(shape) + 1
     index, size = _write_chunks(tmp_path / "data", array, chunk_shape)
     stored = StoredArray("w", shape, array.dtype, chunk_shape, index)
     hosts = {box: np.zeros(tuple(b - a for a, b in box), np.int16) for box in boxes}
-    pieces: dict[str, list[reads.Piece]] = {}
-    reader._place(reader._Leaf(array, hosts, stored), pieces)
-    found = sorted(pieces.get("data", []), key=lambda piece: piece.offset)
+    spans: dict[str, list[hashing_reader.ReadSpan]] = {}
+    read_plan._place(read_plan._Leaf(array, hosts, stored), spans)
+    found = sorted(spans.get("data", []), key=lambda piece: piece.offset)
     for whole in (True, False):
         for host in hosts.values():
             host[:] = 0
-        digest = reads.read_pieces(tmp_path / "data", size, found, threads=3, whole=whole)
+        digest = hashing_reader.read_spans(tmp_path / "data", size, found, threads=3, whole=whole)
         assert digest == (digests.hash_file(tmp_path / "data")[1] if whole else "")
         for box, host in hosts.items():
             assert np.array_equal(host, array[tuple(slice(a, b) for a, b in box)])
@@ -310,9 +310,9 @@ def test_a_layout_that_is_not_understood_is_left_to_orbax(run: Path, handler: di
 
 def test_an_index_that_changes_after_it_was_read_is_not_used(committed: Path) -> None:
     folder = committed / "1" / "4" / "state"
-    plan = reader.plan(_reader_of(folder), state_of(0))
-    for path, pieces in plan.pieces.items():
-        reads.read_pieces(folder / path, (folder / path).stat().st_size, pieces, threads=1, whole=True)
+    plan = read_plan.plan(_reader_of(folder), state_of(0))
+    for path, spans in plan.spans.items():
+        hashing_reader.read_spans(folder / path, (folder / path).stat().st_size, spans, threads=1, whole=True)
     assert bits(plan.state()) == bits(state_of(4))
     plan.parsed[-1][1][3] ^= 1
     with pytest.raises(NotUnderstoodError, match="first"):
@@ -339,7 +339,7 @@ def test_nothing_is_handed_out_of_what_does_not_have_its_digest(root: Path) -> N
 
 
 def test_a_read_that_fails_once_is_repeated(run: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    real, left = reads.fill, [errno.EIO, errno.ESTALE]
+    real, left = hashing_reader.fill, [errno.EIO, errno.ESTALE]
 
     def failing(fd: int, views: Any, offset: int, path: Path) -> None:
         real(fd, views, offset, path)
@@ -347,21 +347,23 @@ def test_a_read_that_fails_once_is_repeated(run: Path, monkeypatch: pytest.Monke
             number = left.pop()
             raise OSError(number, os.strerror(number), str(path))
 
-    monkeypatch.setattr(reads, "fill", failing)
+    monkeypatch.setattr(hashing_reader, "fill", failing)
     assert bits(restored(run, 2, state_of(0), by_orbax=False)) == bits(state_of(4))
     assert not left
-    monkeypatch.setattr(reads, "fill", lambda *_: (_ for _ in ()).throw(OSError(errno.EIO, "no answer", "there")))
+    monkeypatch.setattr(
+        hashing_reader, "fill", lambda *_: (_ for _ in ()).throw(OSError(errno.EIO, "no answer", "there"))
+    )
     with pytest.raises(errors.StorageError, match="no answer"):
         store_at(run, 3).restore(UNPINNED, state_of(0))
 
 
 def test_a_file_that_shrinks_while_it_is_read_is_refused(run: Path) -> None:
     folder = run / "1" / "4"
-    plan = verifying.plan_state(folder, RunFolder(run).survey().found[0].manifest.files, state_of(0))
+    plan = verified_read.plan_state(folder, RunFolder(run).survey().found[0].manifest.files, state_of(0))
     assert plan is not None
-    path = next(iter(plan.pieces))
+    path = next(iter(plan.spans))
     with pytest.raises(EOFError, match="ends"):
-        reads.read_pieces(folder / "state" / path, 10**6, plan.pieces[path], threads=2, whole=True)
+        hashing_reader.read_spans(folder / "state" / path, 10**6, plan.spans[path], threads=2, whole=True)
 
 
 @pytest.mark.parametrize("fail_at", [1, 2])

@@ -11,8 +11,8 @@ from holdfast import errors
 from holdfast.distributed.coordination import LocalCoordination
 from holdfast.policies.keep_rules import KeepLatest
 from holdfast.store import UNPINNED, Store
+from holdfast.store.checkpoint_extras import CheckpointExtras
 from holdfast.store.format import fs
-from holdfast.store.store import Request
 from holdfast_contract.exits import ExitCode
 from holdfast_contract.keys import OWNER_FILE
 from holdfast_contract.manifest import CheckpointRef, Owner
@@ -153,7 +153,7 @@ def test_retention_keeps_what_it_must_and_nothing_else(root: Path) -> None:
     store = store_at(root, 1, retention=holdfast.keep(latest=2, best=1, every_steps=5))
     (root / "1" / "99").mkdir()  # not ours
     for step, loss in losses.items():
-        store.save(step, small_state(step), Request(metrics={"loss": loss}, pinned=step == 3)).result(30)
+        store.save(step, small_state(step), CheckpointExtras(metrics={"loss": loss}, pinned=step == 3)).result(30)
     store.close()
     assert [r.step for r in RunFolder(root).candidates()] == [7, 6, 5, 3, 1]
     assert (root / "1" / "99").is_dir()

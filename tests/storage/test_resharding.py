@@ -12,7 +12,7 @@ import pytest
 
 import holdfast
 from holdfast import errors
-from holdfast.state.data import reinstate_elsewhere
+from holdfast.state.data_position import reinstate_elsewhere
 from holdfast.store import UNPINNED
 from holdfast_contract import keys
 from tests.support.storage import reshard_tasks

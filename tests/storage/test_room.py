@@ -13,7 +13,7 @@ import pytest
 
 from holdfast import errors
 from holdfast.policies.keep_rules import KeepEverything, KeepLatest
-from holdfast.store import UNPINNED, Request
+from holdfast.store import UNPINNED, CheckpointExtras
 from holdfast.store.format import fs
 from holdfast.store.write import space
 from holdfast_contract.runfolder import RunFolder
@@ -52,7 +52,7 @@ def test_a_full_disk_says_what_is_missing_and_keeps_what_must_be_kept(
 ) -> None:
     store = store_at(root, 1, retention=KeepLatest(1))
     for step in (1, 2):
-        store.save(step, small_state(step), Request(pinned=step == 1)).result(30)
+        store.save(step, small_state(step), CheckpointExtras(pinned=step == 1)).result(30)
     _free(monkeypatch, root, 1)
 
     def full(point: str, path: Path) -> None:

@@ -20,7 +20,7 @@ from holdfast.policies.keep_rules import (
     KeepSteps,
     StoredCheckpoint,
 )
-from holdfast.store import Request
+from holdfast.store import CheckpointExtras
 from holdfast.store.write import space
 from holdfast_contract.runfolder import RunFolder
 from tests.support.storage.states import small_state, store_at
@@ -74,7 +74,7 @@ def test_room_is_made_of_what_no_rule_keeps_and_of_nothing_else(
         root = Path(made) / "run"
         first = store_at(root, 1, retention=KeepEverything())
         for step in range(1, count + 1):
-            request = Request(metrics={"loss": LOSSES[step - 1]}, pinned=step == pinned)
+            request = CheckpointExtras(metrics={"loss": LOSSES[step - 1]}, pinned=step == pinned)
             first.save(step, small_state(step), request).result(SAVE_SECONDS)
         first.close()
         there = [StoredCheckpoint(f.ref, f.manifest.metrics, f.manifest.pinned) for f in RunFolder(root).survey().found]

@@ -173,7 +173,7 @@ def test_a_seal_of_another_step_or_run_is_refused(root: Path) -> None:
     with pytest.raises(errors.DamagedCheckpoint, match="step"):
         holdfast.verify_sealed(root, 3)
     assert holdfast.newest_sealed(root) == 2
-    with pytest.raises(errors.NotFinished, match="believed"):
+    with pytest.raises(errors.NotFinished, match="trusted"):
         holdfast.seal(root, 3)
 
 

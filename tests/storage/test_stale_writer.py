@@ -9,7 +9,7 @@ import pytest
 import holdfast
 from holdfast import errors
 from holdfast.policies.keep_rules import KeepBest
-from holdfast.store import UNPINNED, Request, Store
+from holdfast.store import UNPINNED, CheckpointExtras, Store
 from holdfast.store.format import fs
 from holdfast_contract.manifest import CheckpointRef
 from holdfast_contract.runfolder import RunFolder
@@ -83,7 +83,7 @@ def test_a_metric_that_gets_worse_or_is_no_number_never_costs_the_newest_nor_the
         root.parent.mkdir()
         store = store_at(root, 1, retention=rule)
         for step, loss in enumerate(losses):
-            ref = store.save(step, small_state(step), Request(metrics={"loss": loss})).result(30)
+            ref = store.save(step, small_state(step), CheckpointExtras(metrics={"loss": loss})).result(30)
             store.close()  # waits for the deletion
             kept = [r.step for r in RunFolder(root).candidates()]
             assert kept[0] == ref.step, "the newest was deleted on arrival"

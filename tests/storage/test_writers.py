@@ -127,7 +127,7 @@ def test_replicated_arrays_are_written_once_and_by_all_processes(world: World, r
 
 def test_processes_that_save_different_states_are_told(world: World, root: Path) -> None:
     for said in world.call(f"{TASKS}:save_other_shapes", root):
-        assert "other leaves, shapes, dtypes or shardings than process 0" in said
+        assert "other leaves, shapes, dtypes or shardings than the state of process 0" in said
     assert RunFolder(root).candidates() == ()
 
 

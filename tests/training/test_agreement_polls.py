@@ -6,7 +6,7 @@ import threading
 
 import pytest
 
-from holdfast.distributed.agreement import Answer, Decision, Facts
+from holdfast.distributed.agreement import Answer, Decision, RankState
 from holdfast.distributed.agreement_thread import Agreement
 from holdfast.distributed.coordination import LocalCoordination
 from holdfast_contract.sync import SaveRequest
@@ -32,8 +32,8 @@ class Rank:
         self.agreement = Agreement(coordination, facts=self.facts, agreed=self.agreed)
         self._thread = threading.Thread(target=self.train)
 
-    def facts(self) -> Facts:
-        return Facts(completed=max(0, self.agreement.gate.entered - 1))
+    def facts(self) -> RankState:
+        return RankState(completed=max(0, self.agreement.gate.entered - 1))
 
     def agreed(self, request: SaveRequest, decision: Decision) -> None:
         self.decisions[request.id] = decision
@@ -111,7 +111,7 @@ def test_a_process_that_says_nothing_is_named_and_the_others_go_on() -> None:
     wait_for([alone], "a", saved=False)
     decision = alone.decisions["a"]
     assert decision.answer is Answer.ABANDONED
-    assert "no word from process(es) [1]" in decision.reason
+    assert "no answer from process(es) [1]" in decision.reason
     entered = alone.agreement.gate.entered
     until(lambda: alone.agreement.gate.entered > entered + 3, 30, "the loop goes on")
     alone.end()

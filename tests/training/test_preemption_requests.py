@@ -6,7 +6,7 @@ from collections.abc import Iterator
 
 import pytest
 
-from holdfast.distributed.agreement import Answer, Decision, Facts
+from holdfast.distributed.agreement import Answer, Decision, RankState
 from holdfast.distributed.agreement_thread import Agreement
 from holdfast.distributed.coordination import LocalCoordination
 from holdfast.errors import RequestFailed
@@ -29,7 +29,7 @@ class Rig:
         self.coordination.process_count = count
         self.status = TrainerState().status
         self.events = SaveRequestQueue()
-        self.agreement = Agreement(self.coordination, facts=Facts, agreed=self.agreed)
+        self.agreement = Agreement(self.coordination, facts=RankState, agreed=self.agreed)
         schedule = Schedule(only_at_end(), 0)
         self.requests = SaveRequestLoop(
             self.events, agreement=self.agreement, status=self.status, schedule=schedule, process_index=0

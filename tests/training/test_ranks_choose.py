@@ -108,7 +108,7 @@ def test_a_checkpoint_from_which_the_job_crashed_twice_is_skipped_by_both(folder
         assert begun(ranks) == 15
         (refused,) = rejections(ranks)
     assert (refused.attempt, refused.step) == (1, 20)
-    assert "poison: attempts 2, 3 went on from it" in refused.reason
+    assert "poison: attempts 2, 3 continued from it" in refused.reason
     with world(folder, "--steps", "22", **skipping) as ranks:
         assert ranks.codes() == [0, 0]
         assert begun(ranks) == 21, "the attempt that came to something is gone on from"

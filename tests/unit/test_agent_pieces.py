@@ -1,4 +1,4 @@
-"""The agent's small parts: ledger, settings, addresses, the trainer's environment, last lines, processes."""
+"""The agent's small parts: goodput ledger, settings, addresses, the trainer's environment, last lines, processes."""
 
 from __future__ import annotations
 
@@ -11,13 +11,13 @@ import hypothesis.strategies as st
 import pytest
 from hypothesis import given
 
-from holdfast_agent import environment, events, inspection, settings
+from holdfast_agent import inspection, loop_events, trainer_environment
+from holdfast_agent.agent_settings import AgentSettingsError, from_environment
 from holdfast_agent.channel import address_of
+from holdfast_agent.container_output import last_lines, write_termination_log
+from holdfast_agent.goodput_ledger import GoodputLedger
 from holdfast_agent.inspection import INSPECT_SECONDS, Inspector, inspect
-from holdfast_agent.ledger import Ledger
-from holdfast_agent.output import last_lines, write_termination_log
-from holdfast_agent.settings import SettingsError, from_environment
-from holdfast_contract import keys
+from holdfast_contract import defaults, keys
 from holdfast_contract.reasons import Bucket
 from holdfast_contract.sync import Action, Directive, Inspection
 
@@ -33,13 +33,13 @@ library_buckets = st.dictionaries(
     st.sampled_from([Bucket.PRODUCTIVE.value, Bucket.COMPILE.value, Bucket.STARTUP.value]), st.floats(0, 50)
 )
 ledger_events = st.lists(
-    st.tuples(st.sampled_from(["begin", "end", "heard"]), st.floats(0, 20), library_buckets), max_size=30
+    st.tuples(st.sampled_from(["begin", "end", "record"]), st.floats(0, 20), library_buckets), max_size=30
 )
 
 
 @given(ledger_events)
 def test_the_buckets_add_up_to_the_agents_life(history: list[tuple[str, float, dict[str, float]]]) -> None:
-    now, ledger, trainer = 1000.0, Ledger(1000.0), False
+    now, ledger, trainer = 1000.0, GoodputLedger(1000.0), False
     for what, seconds, buckets in history:
         now += seconds
         if what == "begin":
@@ -49,19 +49,19 @@ def test_the_buckets_add_up_to_the_agents_life(history: list[tuple[str, float, d
             ledger.end_trainer(now)
             trainer = False
         elif trainer:
-            ledger.heard(buckets, now)
+            ledger.record(buckets, now)
         account = ledger.at(now + 1.0)
         assert sum(account.values()) == pytest.approx(now + 1.0 - 1000.0, abs=1e-6)
         assert min(account.values()) >= -1e-6
 
 
 def test_a_trainers_silence_goes_where_it_was_and_its_start_to_startup() -> None:
-    ledger = Ledger(0.0)
+    ledger = GoodputLedger(0.0)
     ledger.begin_trainer(2.0)
     assert ledger.at(5.0) == pytest.approx({"idle": 2.0, "startup": 3.0})
-    ledger.heard({"startup": 1.0, "compile": 4.0}, 8.0)  # its clock began one second after its process
+    ledger.record({"startup": 1.0, "compile": 4.0}, 8.0)  # its clock began one second after its process
     assert ledger.at(8.0) == pytest.approx({"idle": 2.0, "startup": 2.0, "compile": 4.0})
-    ledger.heard({"startup": 1.0, "compile": 4.5, "productive": 10.0}, 19.0)  # and its message took half a second
+    ledger.record({"startup": 1.0, "compile": 4.5, "productive": 10.0}, 19.0)  # and its message took half a second
     assert ledger.at(20.0) == pytest.approx({"idle": 2.0, "startup": 2.0, "compile": 4.5, "productive": 11.5})
     ledger.end_trainer(20.0)
     assert ledger.at(21.0) == pytest.approx({"idle": 3.0, "startup": 2.0, "compile": 4.5, "productive": 11.5})
@@ -73,7 +73,7 @@ def test_settings_are_read() -> None:
     )
     assert read.command == ("python", "t.py")
     assert (read.control_host, read.control_port) == ("holdfast.system.svc", 8443)
-    assert (read.process_index, read.grace_seconds, read.orphan_seconds) == (3, 40.0, settings.DEFAULT_ORPHAN_SECONDS)
+    assert (read.process_index, read.grace_seconds, read.orphan_seconds) == (3, 40.0, defaults.ORPHAN_SECONDS)
     assert read.hang_step_seconds is None
     assert read.socket_path == "/var/run/holdfast/agent.sock"
 
@@ -99,15 +99,17 @@ def test_settings_are_read() -> None:
         ({keys.ENV_AGENT_SOCKET: "/" + "x" * 107}, keys.ENV_AGENT_SOCKET),
     ],
 )
-def test_a_wrong_setting_is_named_with_what_was_found(change: dict[str, str], field: str) -> None:
-    with pytest.raises(SettingsError, match=f"{field}: found .*, allowed: ") as caught:
+def test_a_wrong_or_absent_setting_is_named(change: dict[str, str], field: str) -> None:
+    absent = change.get(field) == ""
+    message = f"`{field}` is required but not set" if absent else f"{field}: found .*, allowed: "
+    with pytest.raises(AgentSettingsError, match=message) as caught:
         from_environment(["--", "c"], GOOD | change)
     assert caught.value.field == field
 
 
 @pytest.mark.parametrize("arguments", [[], ["--"], ["python"]])
 def test_a_missing_command_is_named(arguments: list[str]) -> None:
-    with pytest.raises(SettingsError, match="arguments"):
+    with pytest.raises(AgentSettingsError, match="arguments"):
         from_environment(arguments, GOOD)
 
 
@@ -132,7 +134,7 @@ def test_the_trainers_environment_holds_no_stale_facts() -> None:
     read = from_environment(["--", "c"], GOOD)
     stale = {keys.ENV_COORDINATOR: "old:1", keys.ENV_TAKE_OVER: "1", keys.ENV_PIN: "old", keys.ENV_FAILURES: "old"}
     container = GOOD | stale | {"USER_SET": "x"}
-    variables = environment.for_trainer(read, container, Directive(Action.RUN, 4))
+    variables = trainer_environment.for_trainer(read, container, Directive(Action.RUN, 4))
     assert variables[keys.ENV_PIN] == "none"
     assert variables["USER_SET"] == "x"
     gone = {keys.ENV_COORDINATOR, keys.ENV_TAKE_OVER, keys.ENV_FAILURES, keys.ENV_CONTROL_CA, keys.ENV_TOKEN_FILE}
@@ -164,26 +166,26 @@ def test_odd_storage_is_named(tmp_path: Path) -> None:
     assert "found a URI" in inspect("gs://bucket/x", "r").error
 
 
-def test_storage_that_does_not_answer_is_said_so_once_and_its_late_answer_counts(
+def test_storage_that_does_not_answer_is_reported_once_and_its_late_answer_counts(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    answers, heard = threading.Event(), queue.Queue[events.Event]()
+    answers, posted = threading.Event(), queue.Queue[loop_events.Event]()
 
     def hung(path: str, run: str) -> Inspection:
         assert answers.wait(20)
         return inspect(path, run)
 
     monkeypatch.setattr(inspection, "inspect", hung)
-    inspector = Inspector(str(tmp_path), "r", heard.put)
+    inspector = Inspector(str(tmp_path), "r", posted.put)
     inspector.start(1, now=0.0)
     inspector.check(INSPECT_SECONDS - 1)
-    assert heard.empty()
+    assert posted.empty()
     inspector.check(INSPECT_SECONDS)
     inspector.start(1, now=INSPECT_SECONDS)  # the hung one is still there: no second one beside it
     inspector.check(10 * INSPECT_SECONDS)
-    late = heard.get_nowait()
-    assert heard.empty()
-    assert isinstance(late, events.Inspected)
+    late = posted.get_nowait()
+    assert posted.empty()
+    assert isinstance(late, loop_events.Inspected)
     assert f"{tmp_path}: storage did not answer" in late.inspection.error
     answers.set()
-    assert heard.get(timeout=10) == events.Inspected(1, Inspection(0))
+    assert posted.get(timeout=10) == loop_events.Inspected(1, Inspection(0))

@@ -9,9 +9,9 @@ import pytest
 from hypothesis import event, given, settings
 
 from holdfast_agent import reacting
-from holdfast_agent.reacting import Abort, Forward, Inspect, Leave, Limits, Spawn, Stop, Tell, react
-from holdfast_agent.reporting import lean, meaning_of, phase_of, report_of, saves_of
-from holdfast_agent.state import Ask, State, Trainer, hear, obey, terminate
+from holdfast_agent.agent_state import AgentState, PendingSave, Trainer, on_directive, on_sigterm, on_update
+from holdfast_agent.reacting import Abort, ForwardSigterm, Inspect, Leave, Limits, SendSaveRequest, Spawn, Stop, react
+from holdfast_agent.reporting import lean, phase_of, report_of, saves_of
 from holdfast_contract import codec
 from holdfast_contract.exits import ExitCode
 from holdfast_contract.local import TrainerUpdate
@@ -51,7 +51,7 @@ updates = st.builds(
 class World:
     """A model of the loop: carries out intents on the state and keeps count of what may happen once only."""
 
-    state: State = field(default_factory=State)
+    state: AgentState = field(default_factory=AgentState)
     now: float = 0.0
     spawned: list[int] = field(default_factory=list)
     left: Leave | None = None
@@ -74,14 +74,14 @@ class World:
                 assert state.children, "nothing to stop"
                 if state.trainer and state.trainer.stopping_since is None:
                     self.state = replace(state, trainer=replace(state.trainer, stopping_since=self.now))
-            case Tell(ask):
+            case SendSaveRequest(save):
                 assert state.running is not None
                 assert state.running.connected
-                self.state = replace(state, trainer=replace(state.running, told=ask))
+                self.state = replace(state, trainer=replace(state.running, last_request_sent=save))
             case Abort():
                 assert state.running is not None
                 self.state = replace(state, trainer=replace(state.running, aborting_since=self.now))
-            case Forward():
+            case ForwardSigterm():
                 assert state.termination is not None
                 assert not state.termination.forwarded
                 self.state = replace(state, termination=replace(state.termination, forwarded=True))
@@ -116,24 +116,24 @@ happenings = st.integers(0, 24).flatmap(lambda i: _common[i // 5] if i < 24 else
 def happen(world: World, what: str, value: object) -> None:
     state = world.state
     if isinstance(value, Directive):
-        world.state = obey(state, value, world.now)
+        world.state = on_directive(state, value, world.now)
     elif isinstance(value, TrainerUpdate):
-        world.state = hear(state, value, world.now) if state.running else state
+        world.state = on_update(state, value, world.now) if state.running else state
     elif what == "end" and isinstance(value, int):
         world.end_process(value)
     elif what == "end-leaving" and isinstance(value, int):
         world.end_process(value, leaving=True)
     elif what == "connect" and state.running is not None:
-        world.state = replace(state, trainer=replace(state.running, connected=bool(value), told=None))
+        world.state = replace(state, trainer=replace(state.running, connected=bool(value), last_request_sent=None))
     elif what == "wait" and isinstance(value, float):
         world.now += value
     elif what == "sigterm":
-        world.state = terminate(state, GRACE_SECONDS, world.now)
+        world.state = on_sigterm(state, GRACE_SECONDS, world.now)
     elif what == "unreachable":
         world.state = replace(state, unreachable_since=world.now if value else None)
 
 
-def state_starts(state: State) -> bool:
+def state_starts(state: AgentState) -> bool:
     """Whether a trainer of the obeyed attempt is still to be started."""
     run = state.directive is not None and state.directive.action is Action.RUN
     return run and state.current is None and state.termination is None
@@ -155,11 +155,11 @@ def test_every_history_keeps_the_rules(history: list[tuple[str, object]]) -> Non
         assert (report.phase is TrainerPhase.EXITED) <= (
             report.exit is not None and report.exit.attempt == report.attempt
         )
-        asked = {ask.id for ask in (world.state.ask, world.state.effective_ask) if ask}
+        asked = {save.id for save in (world.state.pending_save, world.state.effective_save) if save}
         assert asked <= {save.id for save in report.saves}, "every request has a report"
         starts = state_starts(world.state)
         pending = [save for save in report.saves if save.outcome is SaveOutcome.PENDING]
-        assert not pending or world.state.running is not None or starts, "nobody is left who could save"
+        assert not pending or world.state.running is not None or starts, "no trainer is left that could save"
     event(f"{min(len(world.spawned), 3)} trainers or more")
     assert world.spawned == sorted(set(world.spawned)), "one trainer per attempt, in order"
 
@@ -173,7 +173,7 @@ def test_the_end_always_comes(history: list[tuple[str, object]]) -> None:
         world.act()
         if world.left is not None:
             return
-    world.state = replace(terminate(world.state, GRACE_SECONDS, world.now))
+    world.state = replace(on_sigterm(world.state, GRACE_SECONDS, world.now))
     termination = world.state.termination
     assert termination is not None
     world.now = max(world.now, termination.kill_at)
@@ -187,7 +187,7 @@ def test_the_end_always_comes(history: list[tuple[str, object]]) -> None:
 
 
 @given(st.lists(happenings, max_size=25))
-def test_told_to_exit_always_ends(history: list[tuple[str, object]]) -> None:
+def test_exit_always_ends(history: list[tuple[str, object]]) -> None:
     world = World()
     for what, value in history:
         happen(world, what, value)
@@ -203,8 +203,8 @@ def test_told_to_exit_always_ends(history: list[tuple[str, object]]) -> None:
     assert world.left.code in {ExitCode.SUPERSEDED, ExitCode.DONE}
 
 
-def running(now: float = 0.0, **fields: object) -> State:
-    state = obey(State(), Directive(Action.RUN, 1, "h:1"), now)
+def running(now: float = 0.0, **fields: object) -> AgentState:
+    state = on_directive(AgentState(), Directive(Action.RUN, 1, "h:1"), now)
     trainer = replace(Trainer(1, now, connected=True), **fields)  # type: ignore[arg-type]
     return replace(state, trainer=trainer, children=True)
 
@@ -231,70 +231,74 @@ def test_an_orphan_waits_its_whole_limit_once_both_trainer_and_operator_are_miss
     assert react(replace(gone_later, trainer=None), LIMITS, 9900.0) == (leave,), "nor does one that never began"
 
 
-def test_an_earlier_deadline_is_told_a_shrinking_one_is_not() -> None:
+def test_an_earlier_deadline_is_sent_again_a_shrinking_one_is_not() -> None:
     run = Directive(Action.RUN, 1, "h:1", save=SaveRequest("n", 30.0))
-    state = obey(running(), run, 100.0)
-    assert react(state, LIMITS, 100.0) == (Tell(Ask("n", 130.0)),)
-    state = replace(state, trainer=replace(state.trainer, told=state.ask))  # type: ignore[type-var]
-    later = obey(state, replace(run, save=SaveRequest("n", 20.1)), 110.0)
+    state = on_directive(running(), run, 100.0)
+    assert react(state, LIMITS, 100.0) == (SendSaveRequest(PendingSave("n", 130.0)),)
+    state = replace(state, trainer=replace(state.trainer, last_request_sent=state.pending_save))  # type: ignore[type-var]
+    later = on_directive(state, replace(run, save=SaveRequest("n", 20.1)), 110.0)
     assert react(later, LIMITS, 110.0) == ()
-    sooner = obey(state, replace(run, save=SaveRequest("n", 10.0)), 110.0)
-    assert react(sooner, LIMITS, 110.0) == (Tell(Ask("n", 120.0)),)
-    gone = obey(state, replace(run, save=None), 110.0)
-    assert react(gone, LIMITS, 110.0) == (Tell(None),)
+    sooner = on_directive(state, replace(run, save=SaveRequest("n", 10.0)), 110.0)
+    assert react(sooner, LIMITS, 110.0) == (SendSaveRequest(PendingSave("n", 120.0)),)
+    gone = on_directive(state, replace(run, save=None), 110.0)
+    assert react(gone, LIMITS, 110.0) == (SendSaveRequest(None),)
 
 
 def test_an_answered_request_is_not_made_again_by_a_new_connection() -> None:
-    state = obey(running(), Directive(Action.RUN, 1, "h:1", save=SaveRequest("n", 30.0)), 0.0)
-    pending = hear(state, update(SaveReport("n", SaveOutcome.PENDING)), 1.0)
-    assert react(pending, LIMITS, 1.0) == (Tell(Ask("n", 30.0)),)
-    answered = hear(state, update(SaveReport("n", SaveOutcome.COMMITTED)), 1.0)
+    state = on_directive(running(), Directive(Action.RUN, 1, "h:1", save=SaveRequest("n", 30.0)), 0.0)
+    pending = on_update(state, update(SaveReport("n", SaveOutcome.PENDING)), 1.0)
+    assert react(pending, LIMITS, 1.0) == (SendSaveRequest(PendingSave("n", 30.0)),)
+    answered = on_update(state, update(SaveReport("n", SaveOutcome.COMMITTED)), 1.0)
     assert react(answered, LIMITS, 1.0) == ()
-    stop = replace(answered, ask=Ask("n", 30.0, stop=True), trainer=replace(answered.trainer, told=Ask("n", 30.0)))  # type: ignore[type-var]
-    assert react(stop, LIMITS, 1.0) == (Tell(Ask("n", 30.0, stop=True)),)
+    stop = replace(
+        answered,
+        pending_save=PendingSave("n", 30.0, stop=True),
+        trainer=replace(answered.trainer, last_request_sent=PendingSave("n", 30.0)),
+    )  # type: ignore[type-var]
+    assert react(stop, LIMITS, 1.0) == (SendSaveRequest(PendingSave("n", 30.0, stop=True)),)
 
 
 def test_sigterm_is_passed_on_only_to_a_trainer_that_cannot_be_asked() -> None:
-    connected = terminate(running(), 30.0, 1.0)
-    assert [type(intent) for intent in react(connected, LIMITS, 1.0)] == [Tell]
-    importing = terminate(running(connected=False), 30.0, 1.0)
-    assert react(importing, LIMITS, 1.0) == (Forward(),)
+    connected = on_sigterm(running(), 30.0, 1.0)
+    assert [type(intent) for intent in react(connected, LIMITS, 1.0)] == [SendSaveRequest]
+    importing = on_sigterm(running(connected=False), 30.0, 1.0)
+    assert react(importing, LIMITS, 1.0) == (ForwardSigterm(),)
     # One that ends takes its connection down first: a signal would spoil its exit code.
-    ending = terminate(running(connected=False, disconnected_at=1.0), 30.0, 1.0)
+    ending = on_sigterm(running(connected=False, disconnected_at=1.0), 30.0, 1.0)
     assert react(ending, LIMITS, 2.9) == ()
-    assert react(ending, LIMITS, 3.0) == (Forward(),)
-    saved = hear(ending, update(SaveReport("sigterm", SaveOutcome.COMMITTED)), 1.5)
+    assert react(ending, LIMITS, 3.0) == (ForwardSigterm(),)
+    saved = on_update(ending, update(SaveReport("sigterm", SaveOutcome.COMMITTED)), 1.5)
     assert react(saved, LIMITS, 5.0) == ()
 
 
 def test_sigterm_takes_over_an_unanswered_request_and_its_earlier_deadline() -> None:
-    state = obey(running(), Directive(Action.RUN, 1, "h:1", save=SaveRequest("n", 10.0)), 0.0)
-    assert terminate(state, 30.0, 1.0).effective_ask == Ask("n", 10.0, stop=True)
-    answered = hear(state, update(SaveReport("n", SaveOutcome.COMMITTED)), 0.5)
-    assert terminate(answered, 30.0, 1.0).effective_ask == Ask("sigterm", 28.0, stop=True)
-    twice = terminate(terminate(state, 30.0, 1.0), 30.0, 9.0)
-    assert twice == terminate(state, 30.0, 1.0)
+    state = on_directive(running(), Directive(Action.RUN, 1, "h:1", save=SaveRequest("n", 10.0)), 0.0)
+    assert on_sigterm(state, 30.0, 1.0).effective_save == PendingSave("n", 10.0, stop=True)
+    answered = on_update(state, update(SaveReport("n", SaveOutcome.COMMITTED)), 0.5)
+    assert on_sigterm(answered, 30.0, 1.0).effective_save == PendingSave("sigterm", 28.0, stop=True)
+    twice = on_sigterm(on_sigterm(state, 30.0, 1.0), 30.0, 9.0)
+    assert twice == on_sigterm(state, 30.0, 1.0)
 
 
 def test_what_ignores_sigterm_is_stopped_before_its_grace_ends() -> None:
-    state = terminate(running(told=Ask("sigterm", 11.5, stop=True)), 2.0, 10.0)
+    state = on_sigterm(running(last_request_sent=PendingSave("sigterm", 11.5, stop=True)), 2.0, 10.0)
     assert react(state, LIMITS, 11.74) == ()
     assert react(state, LIMITS, 11.75) == (Stop("the grace period ends"),)
 
 
 def test_a_request_after_sigterm_is_answered_by_sigterms_save() -> None:
-    state = terminate(running(), 30.0, 0.0)
-    state = obey(state, Directive(Action.RUN, 1, "h:1", save=SaveRequest("late", 10.0)), 1.0)
-    state = hear(state, update(SaveReport("sigterm", SaveOutcome.COMMITTED, CheckpointRef(1, 6))), 2.0)
+    state = on_sigterm(running(), 30.0, 0.0)
+    state = on_directive(state, Directive(Action.RUN, 1, "h:1", save=SaveRequest("late", 10.0)), 1.0)
+    state = on_update(state, update(SaveReport("sigterm", SaveOutcome.COMMITTED, CheckpointRef(1, 6))), 2.0)
     outcomes = {save.id: save.outcome for save in saves_of(state)}
     assert outcomes == {"sigterm": SaveOutcome.COMMITTED, "late": SaveOutcome.COMMITTED}
 
 
-def test_an_older_attempts_words_are_left_out_but_its_checkpoint_is_not() -> None:
-    state = hear(
+def test_an_older_attempts_reports_are_left_out_but_its_checkpoint_is_not() -> None:
+    state = on_update(
         running(), replace(update(SaveReport("n", SaveOutcome.COMMITTED)), newest=CheckpointRef(1, 4, "d")), 1.0
     )
-    state = obey(state, Directive(Action.RUN, 2, "h:1"), 2.0)
+    state = on_directive(state, Directive(Action.RUN, 2, "h:1"), 2.0)
     report = report_of(state, {}, 2.0)
     assert (report.attempt, report.phase, report.saves, report.progress) == (2, TrainerPhase.NONE, (), None)
     assert report.newest == CheckpointRef(1, 4)
@@ -302,7 +306,7 @@ def test_an_older_attempts_words_are_left_out_but_its_checkpoint_is_not() -> Non
 
 
 @pytest.mark.parametrize(
-    ("said", "seconds", "hangs"),
+    ("message", "seconds", "hangs"),
     [
         (update(step=5), 59.0, False),
         (update(step=5), 61.0, True),
@@ -314,9 +318,9 @@ def test_an_older_attempts_words_are_left_out_but_its_checkpoint_is_not() -> Non
         (TrainerUpdate(progress=Progress(5), restored=CheckpointRef(0, 5)), 61.0, False),
     ],
 )
-def test_what_counts_as_a_hang(said: TrainerUpdate, seconds: float, hangs: bool) -> None:
-    state = hear(running(), said, 10.0)
-    at = (10.0 if said != TrainerUpdate() else 0.0) + seconds
+def test_what_counts_as_a_hang(message: TrainerUpdate, seconds: float, hangs: bool) -> None:
+    state = on_update(running(), message, 10.0)
+    at = (10.0 if message != TrainerUpdate() else 0.0) + seconds
     assert any(isinstance(intent, Abort) for intent in react(state, LIMITS, at)) is hangs
 
 
@@ -336,10 +340,10 @@ def test_processes_that_survive_sigkill_end_the_container() -> None:
 
 def test_only_what_an_operator_must_know_at_once_is_meaning() -> None:
     state = running()
-    first = meaning_of(report_of(hear(state, update(step=5), 1.0), {"idle": 1.0}, 1.0))
-    assert meaning_of(report_of(hear(state, update(step=6), 2.0), {"idle": 2.0}, 2.0)) == first
-    saved = hear(state, update(SaveReport("n", SaveOutcome.FAILED), step=6), 2.0)
-    assert meaning_of(report_of(saved, {}, 2.0)) != first
+    first = report_of(on_update(state, update(step=5), 1.0), {"idle": 1.0}, 1.0).meaning()
+    assert report_of(on_update(state, update(step=6), 2.0), {"idle": 2.0}, 2.0).meaning() == first
+    saved = on_update(state, update(SaveReport("n", SaveOutcome.FAILED), step=6), 2.0)
+    assert report_of(saved, {}, 2.0).meaning() != first
 
 
 def test_phases() -> None:

@@ -7,7 +7,7 @@ from dataclasses import dataclass, field
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from holdfast.distributed.agreement import Answer, Decision, Facts, Gate, Round, decide
+from holdfast.distributed.agreement import Answer, Decision, Gate, RankState, Round, decide
 from holdfast.distributed.coordination import Coordination, LocalCoordination
 from holdfast_contract.sync import SaveRequest
 
@@ -52,7 +52,7 @@ class SimulatedRank:
             self.rounds += 1
             request = SaveRequest(f"request-{self.rounds}", float(text))
             self.current = Round(self.coordination, self.rounds, request, self.gate)
-        decision = self.current.advance(now, lambda: Facts(completed=max(0, self.gate.entered - 1)))
+        decision = self.current.advance(now, lambda: RankState(completed=max(0, self.gate.entered - 1)))
         if decision is not None:
             self.obeyed.append(decision)
             self.gate.release(decision)
@@ -106,7 +106,7 @@ def test_ranks_save_the_same_steps_in_every_interleaving(
     stop=st.booleans(),
 )
 def test_a_decision_is_never_behind_a_rank(entered: list[int], forecast: float, left: float | None, stop: bool) -> None:
-    facts = [Facts(entered=e, completed=max(0, e - 1), forecast_seconds=forecast) for e in entered]
+    facts = [RankState(entered=e, completed=max(0, e - 1), forecast_seconds=forecast) for e in entered]
     decision = decide(SaveRequest("a", left, stop), facts, left)
     if decision.answer is Answer.SAVE:
         assert decision.step == max(entered) + 1
@@ -120,21 +120,21 @@ def test_a_decision_is_never_behind_a_rank(entered: list[int], forecast: float, 
 
 
 def test_a_committed_checkpoint_of_the_last_completed_step_is_fresh() -> None:
-    facts = [Facts(entered=8, completed=7, newest=7), Facts(entered=8, completed=6, newest=7)]
+    facts = [RankState(entered=8, completed=7, newest=7), RankState(entered=8, completed=6, newest=7)]
     assert decide(SaveRequest("a", 20.0), facts, 20.0) == Decision(Answer.FRESH, 7)
 
 
 def test_to_stop_on_a_fresh_checkpoint_it_must_hold_the_last_step_entered() -> None:
-    behind = [Facts(entered=8, completed=7, newest=7)]
+    behind = [RankState(entered=8, completed=7, newest=7)]
     assert decide(SaveRequest("a", 20.0, stop=True), behind, 20.0).answer is Answer.SAVE
-    level = [Facts(entered=8, completed=8, newest=8)]
+    level = [RankState(entered=8, completed=8, newest=8)]
     assert decide(SaveRequest("a", 20.0, stop=True), level, 20.0) == Decision(Answer.FRESH, 8, stop_after=8)
 
 
 def test_a_save_in_flight_answers_when_another_would_come_too_late() -> None:
     facts = [
-        Facts(entered=9, completed=8, in_flight=5, in_flight_seconds=2.0, forecast_seconds=9.0),
-        Facts(entered=9, completed=8, newest=5, forecast_seconds=9.0),
+        RankState(entered=9, completed=8, in_flight=5, in_flight_seconds=2.0, forecast_seconds=9.0),
+        RankState(entered=9, completed=8, newest=5, forecast_seconds=9.0),
     ]
     assert decide(SaveRequest("a", 4.0), facts, 4.0) == Decision(Answer.IN_FLIGHT, 5, forecast_seconds=9.0)
     assert decide(SaveRequest("a", 1.0), facts, 1.0).answer is Answer.TOO_LATE

@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 
 from holdfast_contract.sync import PROTOCOL, Action, Directive, Progress, Report, SaveRequest, TrainerPhase
-from holdfast_operator.sync_endpoint.board import NOT_MEMBER, NOT_READY, Board, PodIdentity, meaning
+from holdfast_operator.sync_endpoint.board import NOT_MEMBER, NOT_READY, Board, PodIdentity
 from tests.support import virtual_time
 
 ONE, TWO = PodIdentity("ns", "train-0-1", "u1"), PodIdentity("ns", "train-1-1", "u2")
@@ -48,7 +48,7 @@ def test_a_changed_meaning_wakes_and_mere_progress_does_not() -> None:
 @pytest.mark.parametrize("field", ["attempt", "obeys", "phase", "storage_error"])
 def test_meaning_keeps_what_decides(field: str) -> None:
     other: Any = {"attempt": 2, "phase": TrainerPhase.EXITED}.get(field, "else")
-    assert meaning(replace(REPORT, **{field: other})) != meaning(REPORT)
+    assert replace(REPORT, **{field: other}).meaning() != REPORT.meaning()
 
 
 def test_deadlines_shrink_while_they_wait() -> None:

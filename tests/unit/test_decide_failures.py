@@ -10,8 +10,8 @@ from hypothesis import strategies as st
 
 import holdfast
 from holdfast.training.config import SessionArguments, resolve_config
-from holdfast_agent import environment
-from holdfast_agent.settings import from_environment
+from holdfast_agent import trainer_environment
+from holdfast_agent.agent_settings import from_environment
 from holdfast_contract import keys
 from holdfast_contract.api import TrainingJobStatus
 from holdfast_contract.exits import ExitCode
@@ -54,7 +54,7 @@ def crash(world: World, code: int = 1) -> None:
 
 def interval_seconds(directive: Directive) -> float:
     """The interval that a trainer started on this directive keeps, if a save holds its loop for a second."""
-    variables = environment.for_trainer(from_environment(["--", "c"], AGENT), AGENT, directive)
+    variables = trainer_environment.for_trainer(from_environment(["--", "c"], AGENT), AGENT, directive)
     where = resolve_config(SessionArguments(), variables)
     assert isinstance(where.every, type(holdfast.adaptive(min_seconds=1, max_seconds=2)))
     return where.every.interval_seconds(1.0, 1.0, where.history)

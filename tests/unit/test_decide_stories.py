@@ -411,6 +411,23 @@ def test_suspend_without_a_trainer_saves_nothing_and_says_so() -> None:
     assert "nothing was saved" in condition.message
 
 
+def test_a_job_that_is_resumed_at_once_gets_new_pods_even_before_its_first_attempt() -> None:
+    """The condition is stored a moment before the pods are deleted; the user may resume, with another template, between."""
+    world = World()
+    world.reconcile()
+    world.reconcile()
+    old = {pod.uid for pod in world.pods.values()}
+    assert old
+    assert not world.status.active_attempt
+    world.set_spec(suspend=True)
+    world.reconcile()
+    assert conditions.holds(world.status, Condition.SUSPENDED)
+    assert {pod.uid for pod in world.pods.values()} == old
+    world.set_spec(suspend=False)
+    world.settle(world.training)
+    assert not old & {pod.uid for pod in world.pods.values()}
+
+
 def test_deletion_saves_first_and_lets_go() -> None:
     world = trained()
     world.deleted_at = world.now

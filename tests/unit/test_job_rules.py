@@ -16,7 +16,7 @@ from holdfast.policies.keep_rules import StoredCheckpoint
 from holdfast.policies.save_rules import DecisionContext, SavePolicy
 from holdfast.training.config import SessionArguments, resolve_config
 from holdfast_contract import keys
-from holdfast_contract.api import Checkpoint
+from holdfast_contract.api import CheckpointSpec
 from holdfast_contract.manifest import CheckpointRef
 from holdfast_contract.sync import FailureHistory
 from tests.support.operator.job_policy import policy_of
@@ -133,18 +133,20 @@ def test_every_field_of_what_is_kept_acts(row: str) -> None:
 
 
 def test_no_field_of_the_specification_is_without_a_row() -> None:
-    definitions = Checkpoint.model_json_schema(by_alias=True)["$defs"]
+    definitions = CheckpointSpec.model_json_schema(by_alias=True)["$defs"]
 
     def names(model: str, prefix: str = "") -> set[str]:
         return {f"{prefix}{name}" for name in definitions[model]["properties"]}
 
-    saves = names("Every") - {"adaptive", "whenUnstable"}
-    saves |= names("Adaptive", "adaptive.") | names("WhenUnstable", "whenUnstable.")
+    saves = names("EverySpec") - {"adaptive", "whenUnstable"}
+    saves |= names("AdaptiveSpec", "adaptive.") | names("WhenUnstableSpec", "whenUnstable.")
     assert saves <= set(SAVES)
-    assert names("Keep") <= set(KEEPS)
-    for inner, outer in (("SaveRule", "Every"), ("SaveTerm", "Every"), ("KeepRule", "Keep"), ("KeepTerm", "Keep")):
-        assert names(inner) <= names(outer), "what stands in a list is read by the same function"
-    assert names("Healthy") == {"finite"}, "see the test of what is healthy"
+    assert names("KeepSpec") <= set(KEEPS)
+    for inner in ("SaveRuleSpec", "SaveTermSpec"):
+        assert names(inner) <= names("EverySpec"), "what stands in a list is read by the same function"
+    for inner in ("KeepRuleSpec", "KeepTermSpec"):
+        assert names(inner) <= names("KeepSpec"), "what stands in a list is read by the same function"
+    assert names("HealthySpec") == {"finite"}, "see the test of what is healthy"
 
 
 def test_what_is_healthy_is_asked_of_the_metrics_that_the_job_names() -> None:

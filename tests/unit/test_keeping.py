@@ -27,7 +27,7 @@ from holdfast.policies.keep_rules import (
     StoredCheckpoint,
     require_keep_rule,
 )
-from holdfast.store.claim import Claim
+from holdfast.store.claim import RunClaim
 from holdfast.store.sweep import apply_retention
 from holdfast_contract import codec, manifest
 from holdfast_contract.keys import MANIFEST_FILE
@@ -46,7 +46,7 @@ _timed = st.lists(
 
 
 @contextmanager
-def _run_of(checkpoints: list[StoredCheckpoint], broken: set[CheckpointRef]) -> Iterator[Claim]:
+def _run_of(checkpoints: list[StoredCheckpoint], broken: set[CheckpointRef]) -> Iterator[RunClaim]:
     """A run's folder with the manifests of these, each with one file, which is cut short for ``broken``."""
     with tempfile.TemporaryDirectory() as made:
         folder = RunFolder(Path(made) / "run")
@@ -75,7 +75,7 @@ def _run_of(checkpoints: list[StoredCheckpoint], broken: set[CheckpointRef]) -> 
             )
         folder.root.mkdir(exist_ok=True)
         folder.owner_file.write_bytes(codec.encode(_OWNER))
-        yield Claim(folder, 9, _OWNER)
+        yield RunClaim(folder, 9, _OWNER)
 
 
 _checkpoints = st.lists(

@@ -10,7 +10,7 @@ import tensorstore
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from holdfast.store.format.ocdbt.encode import Entry, Leaves
+from holdfast.store.format.ocdbt.encode import IndexEntry, Leaves
 
 KEYS = st.binary(min_size=1, max_size=20) | st.sampled_from([b"layer/0", b"layer/0.0", b"layer/.zarray", b"\xff" * 9])
 STORED = st.dictionaries(KEYS, st.tuples(st.binary(max_size=300), st.integers(0, 3)), max_size=40)
@@ -23,10 +23,10 @@ def _write(folder: Path, stored: dict[bytes, tuple[bytes, int]], node_bytes: int
     entries = []
     for key, (value, number) in stored.items():
         if number == 0:
-            entries.append(Entry(key, value))
+            entries.append(IndexEntry(key, value))
             continue
         contents[number] += b"gap" + value
-        entries.append(Entry(key, None, number, len(contents[number]) - len(value), len(value)))
+        entries.append(IndexEntry(key, None, number, len(contents[number]) - len(value), len(value)))
     encoded = Leaves(entries, node_bytes=node_bytes).encode(names, "d/nodes", commit_nanoseconds=1_700_000_000 * 10**9)
     (folder / "x/d").mkdir(parents=True)
     (folder / "d").mkdir()
@@ -63,7 +63,7 @@ def test_statistics_add_up_over_several_levels(tmp_path: Path) -> None:
 
 def test_a_key_must_be_there_once() -> None:
     with pytest.raises(ValueError, match="twice"):
-        Leaves([Entry(b"a", b""), Entry(b"a", b"1")])
+        Leaves([IndexEntry(b"a", b""), IndexEntry(b"a", b"1")])
 
 
 def test_a_flipped_bit_of_the_index_is_found_by_the_reader(tmp_path: Path) -> None:

@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 from holdfast.distributed.world import World
 from holdfast.errors import ConfigurationError, NoValidCheckpoint, PeerLost, RestoreError
 from holdfast.policies.save_rules import every_steps
-from holdfast.state import data as positions
+from holdfast.state import data_position
 from holdfast.training.config import SessionArguments, resolve_config
 from holdfast.training.goodput import GoodputAccountant
 from holdfast.training.shutdown import exit_code_of
@@ -74,7 +74,7 @@ def test_pins() -> None:
         ({"HOLDFAST_PROCESS_INDEX": ""}, "`HOLDFAST_PROCESS_INDEX` is required but not set; allowed: 0 to 1"),
         ({"HOLDFAST_COORDINATOR": "nowhere"}, "world.coordinator: found 'nowhere', allowed: host:port"),
         ({"HOLDFAST_ATTEMPT": "0"}, "HOLDFAST_ATTEMPT: found '0'"),
-        ({"HOLDFAST_PIN": "{}"}, "HOLDFAST_PIN: CheckpointRef.attempt"),
+        ({"HOLDFAST_PIN": "{}"}, "HOLDFAST_PIN: `CheckpointRef.attempt` is required but not set"),
         ({"HOLDFAST_CHECKPOINT_POLICY": '{"every": {"steps": -1}}'}, "every_steps: found -1"),
     ],
 )
@@ -131,9 +131,9 @@ class Iterator:
     )
 )
 def test_a_data_position_comes_back_as_it_was(state: Any) -> None:
-    stored = positions.capture(Iterator(state))
+    stored = data_position.capture(Iterator(state))
     fresh = Iterator("elsewhere")
-    positions.reinstate(fresh, stored, checkpoint="c")
+    data_position.reinstate(fresh, stored, checkpoint="c")
     assert fresh.state == state
     assert type(fresh.state) is type(state)
 
@@ -141,16 +141,16 @@ def test_a_data_position_comes_back_as_it_was(state: Any) -> None:
 @pytest.mark.parametrize("state", [object(), {1: "a"}, (1, 2), float("nan")])
 def test_a_data_position_that_json_would_change_is_refused(state: Any) -> None:
     with pytest.raises(TypeError, match=r"data.get_state\(\): found"):
-        positions.capture(Iterator(state))
+        data_position.capture(Iterator(state))
 
 
 def test_data_on_one_side_only_is_an_error() -> None:
     with pytest.raises(RestoreError, match="called without data"):
-        positions.reinstate(None, b"{}", checkpoint="c")
+        data_position.reinstate(None, b"{}", checkpoint="c")
     with pytest.raises(RestoreError, match="holds no data position"):
-        positions.reinstate(Iterator(1), None, checkpoint="c")
+        data_position.reinstate(Iterator(1), None, checkpoint="c")
     with pytest.raises(TypeError, match="data: found int"):
-        positions.require_iterator(3)
+        data_position.require_iterator(3)
 
 
 def test_every_exception_has_its_code() -> None:

@@ -1,4 +1,4 @@
-"""One HTTPS connection to the operator: the Service's TLS name whatever the address, cut from another thread."""
+"""One HTTPS connection to the operator. It verifies the Service's name at any address; another thread may cut it."""
 
 from __future__ import annotations
 
@@ -17,12 +17,12 @@ CONNECT_SECONDS: Final = 5.0
 
 
 class ChannelError(Exception):
-    """No answer could be had: the address, the TLS peer or the connection failed, or it was cut."""
+    """There is no answer: connecting or TLS failed, or the connection broke or was cut."""
 
 
 @dataclass(frozen=True)
-class Answer:
-    """What came back. ``retry_after_seconds`` and ``leader`` are from the headers, None and "" if absent or odd."""
+class HttpAnswer:
+    """The operator's answer. ``retry_after_seconds`` and ``leader`` come from headers and may be None and ""."""
 
     status: int
     body: bytes
@@ -31,7 +31,11 @@ class Answer:
 
 
 def client_context(ca_pem: str) -> ssl.SSLContext:
-    """TLS that trusts this bundle alone and checks the peer's name. Raises ssl.SSLError, ValueError: not a bundle."""
+    """A TLS context that trusts this PEM bundle alone and checks the peer's name.
+
+    Raises:
+        ssl.SSLError, ValueError: ``ca_pem`` holds no certificates.
+    """
     context = ssl.SSLContext(ssl.PROTOCOL_TLS_CLIENT)
     context.minimum_version = ssl.TLSVersion.TLSv1_2
     context.load_verify_locations(cadata=ca_pem)
@@ -39,15 +43,22 @@ def client_context(ca_pem: str) -> ssl.SSLContext:
 
 
 class Channel:
-    """A kept-alive connection. ``post`` belongs to one thread; ``cut`` may be called from any."""
+    """A kept-alive connection. One thread calls all methods but ``cut``, which any thread may call."""
 
     def __init__(self, context: ssl.SSLContext, server_name: str, address: tuple[str, int]) -> None:
+        """Prepare a connection; ``open`` connects.
+
+        Args:
+            context: The TLS context that verifies the peer.
+            server_name: The DNS name that the peer's certificate must carry.
+            address: Host and port to connect to.
+        """
         self._context, self._server_name, self._address = context, server_name, address
         self._lock = threading.Lock()
         self._connection: http.client.HTTPConnection | None = None
 
     def open(self) -> bool:
-        """Connect unless connected; whether the connection is a new one. Raises ChannelError."""
+        """Connect unless connected. True: the connection is new. Raises ChannelError."""
         if self._connection is not None:
             return False
         try:
@@ -61,14 +72,23 @@ class Channel:
             raw.close()
             raise ChannelError(f"no trusted TLS peer {self._server_name!r} at {self._place}: {error}") from None
         connection = http.client.HTTPConnection(self._server_name, self._address[1])
-        connection.auto_open = 0  # it would connect by itself without TLS and hand out the token
+        connection.auto_open = 0  # it would reconnect by itself without TLS and reveal the token
         connection.sock = secure
         with self._lock:
             self._connection = connection
         return True
 
-    def post(self, body: bytes, token: str, hold_seconds: float) -> Answer:
-        """Send a report and wait for the answer. Raises ChannelError; the connection is then closed."""
+    def post(self, body: bytes, token: str, hold_seconds: float) -> HttpAnswer:
+        """Send a report and wait for the answer.
+
+        Args:
+            body: The encoded report.
+            token: The bearer token of this pod.
+            hold_seconds: How long the operator may hold the request before it answers.
+
+        Raises:
+            ChannelError: there is no answer; the connection is closed.
+        """
         connection = self._connection
         if connection is None or connection.sock is None:
             self.close()
@@ -82,24 +102,28 @@ class Channel:
             connection.sock.settimeout(hold_seconds + REQUEST_TIMEOUT_SECONDS - HOLD_SECONDS)
             connection.request("POST", SYNC_PATH, body=body, headers=headers)
             answer = _read(connection.getresponse())
-        except (OSError, ValueError, http.client.HTTPException) as error:  # ValueError: a token that is no header value
+        except (
+            OSError,
+            ValueError,
+            http.client.HTTPException,
+        ) as error:  # ValueError: the token is no valid header value
             self.close()
             raise ChannelError(f"no answer from {self._place}: {error or type(error).__name__}") from None
-        if connection.sock is None:  # the operator asked for the connection to end with this answer
+        if connection.sock is None:  # the answer said "Connection: close"
             self.close()
         return answer
 
     def cut(self) -> None:
-        """Make a ``post`` that is under way fail at once."""
+        """Make a ``post`` in progress fail at once."""
         with self._lock:
             sock = self._connection.sock if self._connection else None
             if isinstance(sock, socket.socket):
                 with contextlib.suppress(OSError):
-                    # SSLSocket.shutdown would also take the TLS state away under the reader.
+                    # SSLSocket.shutdown would also discard the TLS state while the reader uses it.
                     socket.socket.shutdown(sock, socket.SHUT_RDWR)
 
     def close(self) -> None:
-        """Forget the connection; the next ``open`` makes a new one."""
+        """Close the connection; the next ``open`` makes a new one."""
         with self._lock:
             connection, self._connection = self._connection, None
             if connection is not None:
@@ -111,12 +135,12 @@ class Channel:
         return f"{self._address[0]}:{self._address[1]}"
 
 
-def _read(response: http.client.HTTPResponse) -> Answer:
+def _read(response: http.client.HTTPResponse) -> HttpAnswer:
     body = response.read(MAX_BODY_BYTES + 1)
     if len(body) > MAX_BODY_BYTES:
         raise http.client.HTTPException(f"the answer is longer than {MAX_BODY_BYTES} bytes")
-    response.read()  # the end of the body lets the connection be used again
-    return Answer(
+    response.read()  # to the end of the body, so that the connection can be used again
+    return HttpAnswer(
         status=response.status,
         body=body,
         retry_after_seconds=_seconds(response.getheader("Retry-After")),
@@ -129,7 +153,7 @@ def _seconds(text: str | None) -> float | None:
 
 
 def address_of(text: str) -> tuple[str, int] | None:
-    """``host:port`` (IPv6 in brackets) as a pair, None if it is not one."""
+    """``host:port`` (IPv6 in brackets) as (host, port); None if ``text`` is not an address."""
     host, colon, port = text.rpartition(":")
     host = host.removeprefix("[").removesuffix("]")
     if not colon or not host or not port.isascii() or not port.isdigit() or not 0 < int(port) < 65536:

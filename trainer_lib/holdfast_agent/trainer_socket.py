@@ -1,4 +1,4 @@
-"""The unix socket on which the trainer reports and is asked to save: one connection, of the current attempt only."""
+"""The unix socket over which the current attempt's trainer reports and receives save requests: one connection."""
 
 from __future__ import annotations
 
@@ -10,22 +10,22 @@ import threading
 from collections.abc import Callable
 from typing import Final
 
-from holdfast_agent import events
-from holdfast_agent.output import say
+from holdfast_agent import loop_events
+from holdfast_agent.container_output import log
 from holdfast_contract.codec import CodecError
 from holdfast_contract.local import MAX_LINE_BYTES, AgentCommand, Hello, TrainerUpdate, from_line, to_line
 
 HELLO_SECONDS: Final = 5.0
-"""How long a new connection may take to say who it is."""
+"""How long a new connection may take to send its Hello."""
 MAX_COMPLAINTS: Final = 5
 """How many malformed lines of one connection are logged."""
 
 
 class TrainerSocket:
-    """Listens from creation on. Only the loop's thread calls its methods."""
+    """Listens as soon as it is created. Only the loop's thread calls its methods."""
 
-    def __init__(self, path: str, post: Callable[[events.Event], None]) -> None:
-        """Listen at ``path``. Raises OSError: the folder cannot be made or written."""
+    def __init__(self, path: str, post: Callable[[loop_events.Event], None]) -> None:
+        """Listen at ``path`` and post an event for each message. Raises OSError: the directory cannot be used."""
         self._path, self._post = path, post
         self._lock = threading.Lock()
         self._attempt = 0
@@ -33,7 +33,7 @@ class TrainerSocket:
         self._served = 0  # connections accepted and not yet ended
         os.makedirs(os.path.dirname(path), exist_ok=True)
         with contextlib.suppress(FileNotFoundError):
-            os.unlink(path)  # of an agent before us in the same pod volume
+            os.unlink(path)  # left by an earlier agent in the same pod volume
         self._listener = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
         self._listener.bind(path)
         os.chmod(path, 0o600)
@@ -41,7 +41,7 @@ class TrainerSocket:
         threading.Thread(target=self._accept, name="trainer-socket", daemon=True).start()
 
     def expect(self, attempt: int) -> None:
-        """From now on only a trainer of this attempt is heard; an older one's connection is dropped."""
+        """From now on accept only a trainer of this attempt, and drop the connection of an older one."""
         with self._lock:
             self._attempt = attempt
             old, self._connection = self._connection, None
@@ -49,8 +49,12 @@ class TrainerSocket:
             with contextlib.suppress(OSError):
                 old.shutdown(socket.SHUT_RDWR)
 
-    def tell(self, command: AgentCommand) -> bool:
-        """Send to the connected trainer, without ever waiting. False: there is none, or it does not read; dropped."""
+    def send(self, command: AgentCommand) -> bool:
+        """Send a command to the connected trainer without ever blocking.
+
+        Returns:
+            False if no trainer is connected, or if it does not read; then its connection is dropped.
+        """
         with self._lock:
             connection = self._connection
         if connection is None:
@@ -73,8 +77,8 @@ class TrainerSocket:
             os.unlink(self._path)
 
     @property
-    def quiet(self) -> bool:
-        """Whether nothing that was sent before now is still on its way into the loop's queue."""
+    def drained(self) -> bool:
+        """Whether everything that was sent before now has reached the loop's queue."""
         with self._lock:
             return self._served == 0 and not select.select([self._listener], [], [], 0)[0]
 
@@ -82,7 +86,7 @@ class TrainerSocket:
         try:
             while True:
                 select.select([self._listener], [], [])
-                # Together under the lock: a connection is either waiting, or counted.
+                # Both under the lock, so that every connection is either waiting or counted.
                 with self._lock:
                     connection, _ = self._listener.accept()
                     self._served += 1
@@ -95,7 +99,7 @@ class TrainerSocket:
             with connection:
                 hello = self._read_hello(connection)
                 if hello is not None and self._admit(connection, hello):
-                    self._listen_until_the_end(connection, hello.attempt)
+                    self._serve_admitted(connection, hello.attempt)
         finally:
             with self._lock:
                 self._served -= 1
@@ -106,18 +110,18 @@ class TrainerSocket:
             if admitted:
                 self._connection = connection
         if not admitted:
-            say(f"refused a connection of process {hello.pid} for attempt {hello.attempt}: another one is served")
+            log(f"refused a connection of process {hello.pid} for attempt {hello.attempt}: another one is served")
         return admitted
 
-    def _listen_until_the_end(self, connection: socket.socket, attempt: int) -> None:
-        self._post(events.Connected(attempt))
+    def _serve_admitted(self, connection: socket.socket, attempt: int) -> None:
+        self._post(loop_events.Connected(attempt))
         try:
-            self._listen(connection, attempt)
+            self._receive(connection, attempt)
         finally:
             with self._lock:
                 if self._connection is connection:
                     self._connection = None
-            self._post(events.Disconnected(attempt))
+            self._post(loop_events.Disconnected(attempt))
 
     @staticmethod
     def _read_hello(connection: socket.socket) -> Hello | None:
@@ -125,43 +129,43 @@ class TrainerSocket:
         line = b""
         try:
             while not line.endswith(b"\n") and len(line) < 1024:
-                byte = connection.recv(1)  # no more than the line: what follows belongs to the reader after us
+                byte = connection.recv(1)  # no more than the line: what follows belongs to the next reader
                 if not byte:
                     return None
                 line += byte
             message = from_line(line)
         except (OSError, CodecError) as error:
-            say(f"dropped a connection without a proper first line: {error}")
+            log(f"dropped a connection without a valid first line: {error}")
             return None
         connection.settimeout(None)
         if isinstance(message, Hello):
             return message
-        say(f"dropped a connection: its first line is a {type(message).__name__}, allowed: Hello")
+        log(f"dropped a connection: its first line is a {type(message).__name__}, allowed: Hello")
         return None
 
-    def _listen(self, connection: socket.socket, attempt: int) -> None:
+    def _receive(self, connection: socket.socket, attempt: int) -> None:
         complaints = 0
         with contextlib.suppress(OSError), connection.makefile("rb") as lines:
             while line := lines.readline(MAX_LINE_BYTES + 1):
-                problem = _oversized(line, lines) or self._hear(line, attempt)
+                problem = _oversized(line, lines) or self._post_line(line, attempt)
                 if problem and complaints < MAX_COMPLAINTS:
                     complaints += 1
-                    say(f"ignored a line of the trainer of attempt {attempt}: {problem}")
+                    log(f"ignored a line of the trainer of attempt {attempt}: {problem}")
 
-    def _hear(self, line: bytes, attempt: int) -> str:
-        """Post what a line says; the problem if it says nothing proper."""
+    def _post_line(self, line: bytes, attempt: int) -> str:
+        """Post the update in a line. What is wrong with the line; "" if nothing is."""
         try:
             message = from_line(line)
         except CodecError as error:
             return str(error)
         if not isinstance(message, TrainerUpdate):
             return f"found a {type(message).__name__}, allowed: TrainerUpdate"
-        self._post(events.Updated(attempt, message))
+        self._post(loop_events.Updated(attempt, message))
         return ""
 
 
 def _oversized(line: bytes, lines: socket.SocketIO | object) -> str:
-    """Skip the rest of a line that is too long; what was wrong, or nothing."""
+    """Skip the rest of a line that is too long. What is wrong with the line; "" if it is not too long."""
     if len(line) <= MAX_LINE_BYTES:
         return ""
     while line and not line.endswith(b"\n"):

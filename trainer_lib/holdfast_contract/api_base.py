@@ -1,4 +1,4 @@
-"""What all models of the spec have in common."""
+"""The base of all models of the spec."""
 
 from __future__ import annotations
 
@@ -15,15 +15,22 @@ Steps = Annotated[int, Field(ge=1, le=MAX_STEPS)]
 
 
 class FieldError(ValueError):
-    """A value that a rule over the spec refuses. Names the dotted field, what was found and what is allowed."""
+    """A value that breaks a rule of the spec. Names the dotted field, what was found and what is allowed."""
 
     def __init__(self, field: str, found: object, allowed: str) -> None:
+        """Build the message.
+
+        Args:
+            field: Path of the field, with dots, relative to the model that refuses it.
+            found: The value; the message shows at most 200 characters of it.
+            allowed: What is allowed instead, in words.
+        """
         self.field, self.found, self.allowed = field, found, allowed
         super().__init__(f"{field}: found {found!r:.200}, allowed: {allowed}")
 
 
 class SpecModel(BaseModel):
-    """Base of all spec models: camelCase outside, snake_case inside, immutable, and nothing unknown is let through."""
+    """Base of all spec models: camelCase outside, snake_case inside, immutable; unknown fields are refused."""
 
     model_config = ConfigDict(
         alias_generator=to_camel,
@@ -36,5 +43,5 @@ class SpecModel(BaseModel):
 
 
 def given(model: BaseModel) -> list[str]:
-    """Names of the fields that are not absent, as users spell them."""
+    """Names of the fields that are set, in camelCase as users write them."""
     return [to_camel(name) for name in type(model).model_fields if getattr(model, name) is not None]

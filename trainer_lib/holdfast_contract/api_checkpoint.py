@@ -1,7 +1,7 @@
-"""What a user asks for under ``spec.checkpoint``: when checkpoints are made, which stay and which are worth anything.
+"""The models of ``spec.checkpoint``: when to save, which checkpoints to keep and which count as healthy.
 
-A schema cannot nest without end, so rules combine to a fixed depth that is enough for every combination: saves as any of
-all of, what is kept as any of all of fields that each keep.
+A structural schema cannot be recursive, so rules combine to a fixed depth that is enough for every combination: any of
+all of some rules for saves; any of all of some rules for what to keep, each of which is met by any of its fields.
 """
 
 from __future__ import annotations
@@ -10,13 +10,13 @@ from typing import Annotated, Final, Literal, Self
 
 from pydantic import AfterValidator, Field, model_validator
 
+from holdfast_contract import defaults
 from holdfast_contract.api_base import FieldError, Seconds, SpecModel, Steps, given
 
 MAX_RULES: Final = 8
-"""Longest list of combined rules."""
+"""The longest list of combined rules."""
 MAX_LISTED_STEPS: Final = 64
 MAX_METRICS: Final = 16
-MAX_WINDOW: Final = 1024
 RUN_PATTERN: Final = r"^[a-z0-9]([-a-z0-9._]*[a-z0-9])?$"
 METRIC_PATTERN: Final = r"^[A-Za-z_][A-Za-z0-9_.:/-]*$"
 
@@ -59,19 +59,19 @@ ListedSteps = Annotated[
 Combined = Field(min_length=1, max_length=MAX_RULES)
 
 
-class Adaptive(SpecModel):
-    """An interval that loses least time in all, from the measured cost of a save and the rate of failures: what is
-    expected of it, corrected by what the operator has observed of this job.
+class AdaptiveSpec(SpecModel):
+    """The interval that loses the least time, given the measured cost of a save and the rate of failures. The rate
+    starts as an expectation, which the failures that the operator observes in this job correct.
     """
 
     min_seconds: Seconds
-    """Never save more often than this many seconds."""
+    """Shortest interval between two saves, in seconds."""
     max_seconds: Seconds
-    """Never let more than this many seconds pass without a save."""
-    prior_mean_seconds_between_failures: Seconds = 21600
-    """How many seconds training is expected to run between two failures, before any was observed."""
-    prior_failures: Annotated[int, Field(ge=1, le=1000)] = 1
-    """How many observed failures that expectation weighs as much as."""
+    """Longest interval between two saves, in seconds."""
+    prior_mean_seconds_between_failures: Seconds = defaults.SECONDS_BETWEEN_FAILURES
+    """Expected seconds of training between two failures, before any failure is observed."""
+    prior_failures: Annotated[int, Field(ge=1, le=1000)] = defaults.PRIOR_FAILURES
+    """Weight of that expectation, as a number of observed failures."""
 
     @model_validator(mode="after")
     def _ordered(self) -> Self:
@@ -80,21 +80,21 @@ class Adaptive(SpecModel):
         return self
 
 
-class WhenUnstable(SpecModel):
-    """Saves by the clock, often while a metric is restless and seldom while it is calm."""
+class WhenUnstableSpec(SpecModel):
+    """Saves at an interval in time: often while a metric is unstable and rarely while it is calm."""
 
     metric: MetricName = "loss"
     """Name of the metric, as the training script commits it."""
     min_seconds: Seconds
     """Interval in seconds while the metric is unstable: not finite, or further away than tolerance."""
     base_seconds: Seconds
-    """Interval in seconds between the two, and as long as there are fewer values than window."""
+    """Interval in seconds while the metric is neither unstable nor calm, or has fewer values than window."""
     max_seconds: Seconds
     """Interval in seconds while the metric is calm: no value further away than half of tolerance."""
-    window: Annotated[int, Field(ge=8, le=MAX_WINDOW)] = 32
-    """How many of the latest values are looked at; the newest quarter of them is judged by the others."""
-    tolerance: Annotated[float, Field(ge=1, le=1000)] = 6.0
-    """How far from the median a value is unstable, in units of the usual spread."""
+    window: Annotated[int, Field(ge=defaults.SHORTEST_WINDOW, le=defaults.LONGEST_WINDOW)] = defaults.UNSTABLE_WINDOW
+    """How many of the latest values are compared; the newest quarter of them is judged by the others."""
+    tolerance: Annotated[float, Field(ge=1, le=1000)] = defaults.UNSTABLE_TOLERANCE
+    """Distance from the median beyond which a value is unstable, in units of the usual spread."""
 
     @model_validator(mode="after")
     def _ordered(self) -> Self:
@@ -104,19 +104,19 @@ class WhenUnstable(SpecModel):
         return self
 
 
-class SaveRule(SpecModel):
-    """One rule for saves. Exactly one of its fields."""
+class SaveRuleSpec(SpecModel):
+    """One rule for saves. Exactly one of its fields is set."""
 
     seconds: Seconds | None = None
     """Save when this many seconds have passed since the last save began."""
     steps: Steps | None = None
     """Save after each multiple of this many steps."""
-    adaptive: Adaptive | None = None
-    """Save at the interval that the measured cost of a save and the rate of failures make best."""
+    adaptive: AdaptiveSpec | None = None
+    """Save at the interval that loses the least time, given the measured cost of a save and the rate of failures."""
     at_steps: ListedSteps | None = None
     """Save after each of these steps, listed in rising order."""
-    when_unstable: WhenUnstable | None = None
-    """Save often while a metric is restless and seldom while it is calm."""
+    when_unstable: WhenUnstableSpec | None = None
+    """Save often while a metric is unstable and rarely while it is calm."""
 
     @model_validator(mode="after")
     def _exactly_one(self) -> Self:
@@ -130,10 +130,10 @@ class SaveRule(SpecModel):
         return EXACTLY_ONE_SAVE
 
 
-class SaveTerm(SaveRule):
-    """One rule for saves, or several that must all be met. Exactly one of its fields."""
+class SaveTermSpec(SaveRuleSpec):
+    """One rule for saves, or several that must all be met. Exactly one of its fields is set."""
 
-    all_of: Annotated[tuple[SaveRule, ...], Combined] | None = None
+    all_of: Annotated[tuple[SaveRuleSpec, ...], Combined] | None = None
     """Save when all of these rules are met."""
 
     @classmethod
@@ -141,13 +141,13 @@ class SaveTerm(SaveRule):
         return EXACTLY_ONE_TERM
 
 
-class Every(SaveTerm):
-    """When to save. Exactly one of its fields."""
+class EverySpec(SaveTermSpec):
+    """When to save. Exactly one of its fields is set."""
 
-    any_of: Annotated[tuple[SaveTerm, ...], Combined] | None = None
+    any_of: Annotated[tuple[SaveTermSpec, ...], Combined] | None = None
     """Save when one of these rules is met."""
     only_at_end: Literal[True] | None = None
-    """Save by no rule: after the last step, before a preemption and when the training script asks for it."""
+    """Follow no rule: save only after the last step, before a preemption and when the training script asks for it."""
 
     @classmethod
     def _allowed(cls) -> str:
@@ -155,16 +155,16 @@ class Every(SaveTerm):
 
 
 class KeepFields(SpecModel):
-    """Rules of what to keep. A checkpoint stays if any of the fields keeps it."""
+    """Which checkpoints to keep. A checkpoint is kept if any of the fields keeps it."""
 
     latest: Annotated[int, Field(ge=1, le=1000)] | None = None
     """How many of the newest to keep."""
     best: Annotated[int, Field(ge=1, le=1000)] | None = None
-    """How many of the best by metric to keep. Needs metric. A value that is not finite is worse than any other."""
+    """How many of the best by metric to keep. Requires metric. A value that is not finite is worse than any other."""
     metric: MetricName | None = None
-    """Name of the metric, as the training script commits it, by which best is judged. Needs best."""
+    """Name of the metric, as the training script commits it, by which best is judged. Requires best."""
     mode: Literal["min", "max"] | None = None
-    """Whether the best is the smallest (min) or the largest (max) value of the metric; min if absent. Needs metric."""
+    """Whether the best value of metric is the smallest (min) or the largest (max); min if absent. Requires metric."""
     every_steps: Steps | None = None
     """Keep for ever the checkpoints whose step is a multiple of this."""
     every_seconds: Seconds | None = None
@@ -180,8 +180,8 @@ class KeepFields(SpecModel):
         return self
 
 
-class KeepRule(KeepFields):
-    """Rules of what to keep. A checkpoint stays if any of the fields keeps it; at least one is there."""
+class KeepRuleSpec(KeepFields):
+    """Which checkpoints to keep. A checkpoint is kept if any of the fields keeps it; at least one field is set."""
 
     @model_validator(mode="after")
     def _some(self) -> Self:
@@ -194,10 +194,10 @@ class KeepRule(KeepFields):
         return SOME_KEEP
 
 
-class KeepTerm(KeepRule):
-    """Rules of what to keep. A checkpoint stays if any of the fields keeps it; at least one is there."""
+class KeepTermSpec(KeepRuleSpec):
+    """Which checkpoints to keep. A checkpoint is kept if any of the fields keeps it; at least one field is set."""
 
-    all_of: Annotated[tuple[KeepRule, ...], Combined] | None = None
+    all_of: Annotated[tuple[KeepRuleSpec, ...], Combined] | None = None
     """Keep what all of these rules keep."""
 
     @classmethod
@@ -205,17 +205,17 @@ class KeepTerm(KeepRule):
         return f"{SOME_KEEP}, allOf"
 
 
-class Keep(KeepFields):
-    """Which checkpoints stay. A checkpoint stays if any of the fields keeps it. Whatever they say, these stay: the one that
-    an attempt may restore, what the script committed with keep=True, and the newest two that are whole.
+class KeepSpec(KeepFields):
+    """Which checkpoints to keep. A checkpoint is kept if any of the fields keeps it. Always kept are the checkpoint
+    that an attempt may restore, those that the script committed with keep=True, and the newest two that are intact.
     """
 
     latest: Annotated[int, Field(ge=2, le=1000)] | None = None
     """How many of the newest to keep, 3 if absent; at least 2, so that a damaged one has a predecessor."""
-    any_of: Annotated[tuple[KeepTerm, ...], Combined] | None = None
-    """Keep as well what one of these rules keeps."""
-    all_of: Annotated[tuple[KeepRule, ...], Combined] | None = None
-    """Keep as well what all of these rules keep."""
+    any_of: Annotated[tuple[KeepTermSpec, ...], Combined] | None = None
+    """Also keep what any of these rules keeps."""
+    all_of: Annotated[tuple[KeepRuleSpec, ...], Combined] | None = None
+    """Also keep what all of these rules keep."""
     all: Literal[True] | None = None
     """Delete nothing. Not together with any other field."""
 
@@ -227,8 +227,8 @@ class Keep(KeepFields):
         return self
 
 
-class Healthy(SpecModel):
-    """What says of a checkpoint whether it is worth anything. One that is not healthy is never among the best."""
+class HealthySpec(SpecModel):
+    """What makes a checkpoint healthy. An unhealthy checkpoint is never among the best."""
 
     finite: Annotated[
         tuple[MetricName, ...], Field(min_length=1, max_length=MAX_METRICS), AfterValidator(_check_unique)
@@ -236,23 +236,23 @@ class Healthy(SpecModel):
     """Names of metrics that the training script must have committed with finite values."""
 
 
-class Checkpoint(SpecModel):
-    """Where checkpoints live, when they are made and which of them stay."""
+class CheckpointSpec(SpecModel):
+    """Where checkpoints are stored, when they are made and which are kept."""
 
     path: Annotated[str, Field(min_length=1, max_length=1024), AfterValidator(_check_path)]
     """Absolute directory as the trainer container sees it, on a volume that the template mounts and all workers share.
     Cannot be changed."""
     run: Annotated[str, Field(min_length=1, max_length=63, pattern=RUN_PATTERN)] | None = None
     """Name of the folder under path that holds this training run; the job's UID if absent, which no other job shares.
-    A new job with the same run resumes it on purpose. Cannot be changed."""
+    A new job that names the same run resumes it. Cannot be changed."""
     take_over: bool = False
     """Continue the run even if its owner record names another job that is not known to be finished."""
-    every: Every = Field(default_factory=lambda: Every(seconds=600))
-    """When to save, every 600 seconds if absent; apart from saves before a preemption and at the end. What the training
-    script gives to its session wins. Changes only while the job is suspended."""
-    keep: Keep = Field(default_factory=Keep)
-    """Which checkpoints stay. What the training script gives to its session wins. Changes only while the job is
-    suspended."""
-    healthy: Healthy | None = None
-    """What says of a checkpoint whether it is worth anything; all are if absent. What the training script gives to its
-    session wins. Changes only while the job is suspended."""
+    every: EverySpec = Field(default_factory=lambda: EverySpec(seconds=defaults.SAVE_SECONDS))
+    """When to save, in addition to saves before a preemption and at the end; every 600 seconds if absent. What the
+    training script passes to its session takes precedence. Can be changed only while the job is suspended."""
+    keep: KeepSpec = Field(default_factory=KeepSpec)
+    """Which checkpoints to keep. What the training script passes to its session takes precedence. Can be changed only
+    while the job is suspended."""
+    healthy: HealthySpec | None = None
+    """What makes a checkpoint healthy; all are if absent. What the training script passes to its session takes
+    precedence. Can be changed only while the job is suspended."""

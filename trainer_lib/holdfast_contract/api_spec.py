@@ -1,8 +1,8 @@
-"""What a user asks for: the spec of a TrainingJob, as pydantic models.
+"""The spec of a TrainingJob, which the user writes, as pydantic models.
 
-The custom resource definition is generated from these models, so each attribute's docstring is what ``kubectl explain``
-prints. The validators here repeat the definition's CEL rules: the API server refuses a bad object at the door, and the
-operator, which may meet objects admitted by an older definition, refuses it again.
+The CRD is generated from these models, so ``kubectl explain`` prints each attribute's docstring. The validators here
+repeat the CRD's CEL rules: the API server refuses a bad object on admission, and the operator refuses it again, because
+an older CRD may have admitted the object.
 """
 
 from __future__ import annotations
@@ -13,7 +13,7 @@ from typing import Annotated, Final, Literal, Self
 from pydantic import Field, model_validator
 
 from holdfast_contract.api_base import MAX_SECONDS, FieldError, Seconds, SpecModel, given
-from holdfast_contract.api_checkpoint import Checkpoint
+from holdfast_contract.api_checkpoint import CheckpointSpec
 from holdfast_contract.api_template import DNS_LABEL_PATTERN, PodTemplate
 
 MAX_REPLICAS: Final = 4096
@@ -58,7 +58,9 @@ class ConditionMatch(SpecModel):
 
 
 class NoticeMatcher(SpecModel):
-    """A sign on a node that it is about to go away. Exactly one of taint, label, annotation and condition."""
+    """A pattern that recognises a preemption notice on a node. Exactly one of taint, label, annotation and condition is
+    set.
+    """
 
     name: Annotated[str, Field(min_length=1, max_length=63, pattern=DNS_LABEL_PATTERN)]
     """Name of this matcher, shown as the source of a notice in status, Events and metrics."""
@@ -71,7 +73,7 @@ class NoticeMatcher(SpecModel):
     condition: ConditionMatch | None = None
     """The node has a condition like this."""
     deadline_seconds: Seconds | None = None
-    """How many seconds after such a notice the node goes; preemption.defaultDeadlineSeconds if absent."""
+    """Seconds from such a notice until the node goes away; preemption.defaultDeadlineSeconds if absent."""
 
     @model_validator(mode="after")
     def _exactly_one(self) -> Self:
@@ -81,13 +83,13 @@ class NoticeMatcher(SpecModel):
         return self
 
 
-class Preemption(SpecModel):
-    """How notices that a node is about to go away are recognised and answered."""
+class PreemptionSpec(SpecModel):
+    """How preemption notices are recognised and answered."""
 
     default_deadline_seconds: Seconds = 25
-    """How many seconds a notice leaves if neither the platform nor its matcher says so."""
+    """Seconds from a notice until the node goes away, if neither the platform nor the matcher says so."""
     notices: Annotated[tuple[NoticeMatcher, ...], Field(max_length=MAX_NOTICES)] = ()
-    """Signs of a coming preemption in addition to those that are built in."""
+    """Patterns of preemption notices, in addition to the built-in ones."""
 
     @model_validator(mode="after")
     def _unique_names(self) -> Self:
@@ -99,30 +101,30 @@ class Preemption(SpecModel):
 
 
 class Strategy(enum.StrEnum):
-    """How the workers of a new attempt come to be."""
+    """How a new attempt obtains its workers."""
 
-    IN_PLACE = "InPlace"  # pods that can live on do; only their trainer process starts anew
+    IN_PLACE = "InPlace"  # pods that are still usable stay; only their trainer process restarts
     RECREATE = "Recreate"  # every attempt gets new pods
 
 
-class Recovery(SpecModel):
-    """What happens when an attempt ends before training does. Preemptions and lost nodes are always recovered from and
-    consume no budget.
+class RecoverySpec(SpecModel):
+    """What happens when an attempt ends before training does. Recovery from preemptions and lost nodes is unlimited and
+    consumes no budget.
     """
 
     strategy: Strategy = Strategy.IN_PLACE
-    """InPlace: pods that can live on do, and only their trainer process starts anew. Recreate: every attempt gets new
-    pods."""
+    """InPlace: pods that are still usable stay, and only their trainer process restarts. Recreate: every attempt gets
+    new pods."""
     max_failures: Annotated[int, Field(ge=0, le=MAX_FAILURES)] = 10
-    """How many failures within windowSeconds are recovered from; one more fails the job."""
+    """How many failures within windowSeconds the job recovers from; one more fails the job."""
     window_seconds: Seconds = 86400
     """Length of the sliding window in which failures count."""
     no_progress_limit: Annotated[int, Field(ge=1, le=1000)] = 3
-    """After this many failed attempts in a row without a new checkpoint the job fails."""
+    """The job fails after this many failed attempts in a row without a new checkpoint."""
 
 
-class Hang(SpecModel):
-    """When a trainer that shows no progress is taken for hung and restarted."""
+class HangSpec(SpecModel):
+    """When a trainer that makes no progress counts as hung and is restarted."""
 
     step_seconds: Seconds = 600
     """Longest time between two completed steps."""
@@ -134,24 +136,25 @@ class TrainingJobSpec(SpecModel):
     """What to train, how many workers do it, and what happens when one of them goes away."""
 
     replicas: Annotated[int, Field(ge=1, le=MAX_REPLICAS)]
-    """How many worker pods, each with one JAX process. Cannot be changed."""
+    """Number of worker pods, each with one JAX process. Cannot be changed."""
     template: PodTemplate
-    """Template of the worker pods. The container named trainer runs the training process. Changes only while the job
-    is suspended."""
+    """Template of the worker pods. The container named trainer runs the training process. Can be changed only while the
+    job is suspended."""
     suspend: bool = False
-    """True stops training after a save and releases the pods; false again resumes it."""
-    checkpoint: Checkpoint
+    """True stops training after a save and deletes the pods; setting it back to false resumes training."""
+    checkpoint: CheckpointSpec
     """Where checkpoints live, when they are made and which of them stay."""
-    preemption: Preemption = Field(default_factory=Preemption)
-    """How notices that a node is about to go away are recognised and answered."""
-    recovery: Recovery = Field(default_factory=Recovery)
+    preemption: PreemptionSpec = Field(default_factory=PreemptionSpec)
+    """How preemption notices are recognised and answered."""
+    recovery: RecoverySpec = Field(default_factory=RecoverySpec)
     """What happens when an attempt ends before training does."""
-    hang: Hang = Field(default_factory=Hang)
-    """When a trainer that shows no progress is taken for hung and restarted. Changes only while the job is suspended."""
+    hang: HangSpec = Field(default_factory=HangSpec)
+    """When a trainer that makes no progress counts as hung and is restarted. Can be changed only while the job is
+    suspended."""
     active_deadline_seconds: Seconds | None = None
-    """The job fails when it is older than this, suspension not counted; no limit if absent."""
+    """Seconds after which the job fails, not counting suspension; no limit if absent."""
     ttl_seconds_after_finished: Annotated[int, Field(ge=0, le=MAX_SECONDS)] | None = None
-    """The job is deleted this long after it finished; never if absent. Checkpoints stay."""
+    """Seconds from the end of the job to its deletion; never deleted if absent. Checkpoints stay."""
 
     @model_validator(mode="after")
     def _path_is_mounted(self) -> Self:

@@ -1,7 +1,7 @@
-"""What the operator has seen and decided: the status of a TrainingJob, as pydantic models.
+"""The status of a TrainingJob, which the operator alone writes, as pydantic models.
 
-Everything that a new operator must know to go on is here or can be observed; nothing is remembered elsewhere. The
-operator is the only writer. Instants are the operator's own wall clock and compared with nothing but it.
+A new operator continues from the status and from what it observes; no other state is stored. Instants are read from the
+operator's own wall clock and compared with that clock only.
 """
 
 from __future__ import annotations
@@ -12,17 +12,28 @@ from typing import Annotated, Final, Literal
 from pydantic import BaseModel, ConfigDict, Field
 from pydantic.alias_generators import to_camel
 
+from holdfast_contract.api_spec import MAX_REPLICAS
+from holdfast_contract.manifest import CheckpointKey
 from holdfast_contract.reasons import Cause, SaveOutcome
 
 MAX_CONDITIONS: Final = 16
 MAX_REJECTED: Final = 16
 MAX_FAILURE_TIMES: Final = 128
 MAX_MESSAGE: Final = 4096
+"""Longest text for people. The operator cuts what it takes from reports to it."""
+MAX_LAST_LINES: Final = 8192
+MAX_SHOWN_METRICS: Final = 32
+"""How many of the metrics that a worker reports the operator shows."""
+MAX_DIGEST: Final = 128
+"""Longest digest of a manifest. The operator cuts what a worker reports to it; a digest that long is wrong anyway, and
+no checkpoint matches the pin made from it."""
 
 Text = Annotated[str, Field(max_length=MAX_MESSAGE)]
 ShortText = Annotated[str, Field(max_length=317)]
-Digest = Annotated[str, Field(max_length=128)]
+Digest = Annotated[str, Field(max_length=MAX_DIGEST)]
 Count = Annotated[int, Field(ge=0)]
+SavePurpose = Literal["Preemption", "Switch", "Suspend", "Delete"]
+"""Why the operator asks for a save. Written and read by the operator alone, across its restarts."""
 
 
 class StatusModel(BaseModel):
@@ -49,7 +60,7 @@ class ConditionStatus(StatusModel):
     message: Annotated[str, Field(max_length=32768)] = ""
     """Why, as a sentence for people."""
     observed_generation: Count = 0
-    """metadata.generation of the spec that this judges."""
+    """metadata.generation of the spec that the condition refers to."""
     last_transition_time: datetime
     """When status last changed."""
 
@@ -66,6 +77,11 @@ class CheckpointPoint(StatusModel):
     committed_at: datetime | None = None
     """When the operator learned that it is committed."""
 
+    @property
+    def key(self) -> CheckpointKey:
+        """What identifies the checkpoint."""
+        return CheckpointKey(self.attempt, self.step)
+
 
 class RejectedPoint(StatusModel):
     """A checkpoint that must not be restored."""
@@ -75,73 +91,78 @@ class RejectedPoint(StatusModel):
     step: Count
     """Step after which it was made."""
     reason: Text
-    """What is wrong with it."""
+    """Why it must not be restored."""
+
+    @property
+    def key(self) -> CheckpointKey:
+        """Which checkpoint is rejected."""
+        return CheckpointKey(self.attempt, self.step)
 
 
 class CheckpointStatus(StatusModel):
-    """Which checkpoints count."""
+    """The checkpoints of the training run."""
 
     run: ShortText = ""
     """Folder of this training run under checkpoint.path."""
     newest: CheckpointPoint | None = None
-    """Newest that is known to be committed."""
+    """The newest checkpoint that is known to be committed."""
     pinned: CheckpointPoint | None = None
-    """Newest that the current attempt may restore; absent if it starts from nothing."""
+    """The newest checkpoint that the current attempt may restore; absent if it starts from scratch."""
     restored: CheckpointPoint | None = None
-    """What all workers of the current attempt agreed on and restored."""
+    """The checkpoint that all workers of the current attempt agreed on and restored."""
     rejected: Annotated[tuple[RejectedPoint, ...], Field(max_length=MAX_REJECTED)] = ()
-    """Checkpoints found damaged or foreign, the latest findings first."""
+    """Checkpoints found to be damaged or foreign, the latest findings first."""
 
 
 class NoticeStatus(StatusModel):
-    """A notice that a node is about to go away."""
+    """A preemption notice for a node."""
 
     node: ShortText
     """Name of the node."""
     source: ShortText
-    """What gave the notice."""
+    """Name of the pattern that recognised the notice."""
     deadline: datetime
-    """When the node is expected to go."""
+    """When the node is expected to go away."""
     noticed_at: datetime | None = None
-    """When the operator saw the notice first."""
+    """When the operator first saw the notice."""
 
 
 class PreemptionStatus(StatusModel):
-    """The current or the last preemption: its notice and what became of the save."""
+    """The current or the last preemption: its notice and the outcome of its save."""
 
     notice: NoticeStatus | None = None
     """The notice with the earliest deadline."""
     standing: bool = False
-    """Whether the notice still stands and is being acted on."""
+    """Whether the notice is still present and being acted on."""
     save_id: Annotated[str, Field(max_length=128)] = ""
-    """Identifier of the save request that answers the notice."""
+    """Identifier of the save request for this notice."""
     outcome: SaveOutcome | None = None
-    """How the save ended: pending, committed, fresh, too-late, failed or cancelled."""
+    """State of the save: pending, committed, fresh, too-late, failed or cancelled."""
     reason: Text = ""
-    """Why the save ended so."""
+    """Why the save has this outcome."""
     saved_step: Count | None = None
-    """Step of the checkpoint that answers the notice."""
+    """Step of the checkpoint that the save request led to."""
     seconds_to_spare: float | None = None
-    """Seconds between the moment the save was seen committed and the deadline."""
+    """Seconds from when the operator saw that the save was committed to the deadline."""
 
 
 class Transition(StatusModel):
-    """The next attempt in preparation. It begins once every worker's agent has spoken."""
+    """The next attempt in preparation. It begins once every worker's agent has reported."""
 
     attempt: Annotated[int, Field(ge=1)]
     """The attempt that begins."""
     cause: Cause | None = None
-    """Why the attempt before it ends; absent for the first."""
+    """Why the previous attempt ends; absent for the first."""
     training: bool = False
-    """Whether the attempt before it keeps training until the switch, as in a move away from a doomed node."""
-    workers: Annotated[tuple[Count, ...], Field(max_length=4096)] = ()
+    """Whether the previous attempt trains until the switch, as when a worker moves away from a node with a notice."""
+    workers: Annotated[tuple[Count, ...], Field(max_length=MAX_REPLICAS)] = ()
     """Indices of the workers that get a new pod; the others restart in place."""
-    nodes: Annotated[tuple[ShortText, ...], Field(max_length=4096)] = ()
+    nodes: Annotated[tuple[ShortText, ...], Field(max_length=MAX_REPLICAS)] = ()
     """Names of the nodes that the new pods avoid."""
     began_at: datetime | None = None
     """When the preparation began."""
     deadline: datetime | None = None
-    """When the switch happens at the latest, ready or not; absent if nothing trains meanwhile."""
+    """The latest instant of the switch, ready or not; absent if nothing trains in the meantime."""
 
 
 class SaveStatus(StatusModel):
@@ -149,14 +170,14 @@ class SaveStatus(StatusModel):
 
     id: Annotated[str, Field(max_length=128)]
     """Identifier of the request, unique within the job."""
-    purpose: Literal["Preemption", "Switch", "Suspend", "Delete"]
+    purpose: SavePurpose
     """What the save is for. All but Preemption end the trainers once it is answered."""
     requested_at: datetime
-    """When it was asked for."""
+    """When it was requested."""
     deadline: datetime
     """When it must be committed."""
     from_step: Count = 0
-    """Last completed step when it was asked for: a checkpoint of this attempt at or after it is an answer."""
+    """Last completed step when it was requested. A checkpoint of this attempt at or after that step answers it."""
 
     @property
     def stop(self) -> bool:
@@ -177,7 +198,7 @@ class ProgressStatus(StatusModel):
     """How far training is."""
 
     attempt: Count = 0
-    """Attempt that made it."""
+    """Attempt that completed the step."""
     step: Count
     """Last step whose result exists in every worker."""
     step_seconds: float | None = None
@@ -186,7 +207,7 @@ class ProgressStatus(StatusModel):
     """Step at which training ends, if the script says so."""
     steps_per_second: float | None = None
     """Recent speed."""
-    metrics: Annotated[dict[str, float], Field(max_length=32)] = Field(default_factory=dict)
+    metrics: Annotated[dict[str, float], Field(max_length=MAX_SHOWN_METRICS)] = Field(default_factory=dict)
     """Last metrics that the script committed."""
     observed_at: datetime | None = None
     """When the operator saw this."""
@@ -196,9 +217,9 @@ class WorkersStatus(StatusModel):
     """How many workers there are."""
 
     desired: Count = 0
-    """Pods wanted now."""
+    """Pods that should exist now."""
     ready: Count = 0
-    """Pods whose agent answers."""
+    """Pods whose agent reports."""
     training: Count = 0
     """Workers whose trainer completes steps of the active attempt."""
 
@@ -211,19 +232,19 @@ class Goodput(StatusModel):
     accounted_until: datetime | None = None
     """Up to when the buckets account."""
     counted: AccountedPod | None = None
-    """What of worker 0's own account is in the buckets."""
+    """The part of worker 0's own account that the buckets already contain."""
     steps_lost: Count = 0
-    """Steps that were or will be done again."""
+    """Steps that were repeated or have to be."""
 
 
 class FailureStatus(StatusModel):
     """How often training failed. Adaptive checkpoint intervals follow it."""
 
     count: Count = 0
-    """How many attempts came to an end that nobody had prepared: not those that were stopped on request, and those that
-    were warned and had saved their last step."""
+    """How many attempts ended unexpectedly. Attempts that were stopped on request do not count, nor do those that had a
+    preemption notice and saved their last step."""
     running_seconds: Annotated[float, Field(ge=0)] = 0.0
-    """For how many seconds trainers had run when the active attempt began."""
+    """Seconds for which trainers had run when the active attempt began."""
 
 
 class AttemptEnd(StatusModel):
@@ -239,12 +260,12 @@ class AttemptEnd(StatusModel):
     """Index of the worker that ended first, if a worker did."""
     exit_code: int | None = None
     """Exit code of that worker's trainer."""
-    last_lines: Annotated[str, Field(max_length=8192)] = ""
-    """Last lines that this trainer wrote to its standard error."""
+    last_lines: Annotated[str, Field(max_length=MAX_LAST_LINES)] = ""
+    """Last lines that this trainer wrote to standard error."""
 
 
 class TrainingJobStatus(StatusModel):
-    """What the operator has seen and decided."""
+    """What the operator has observed and decided."""
 
     observed_generation: Count = 0
     """metadata.generation of the spec that this status answers."""
@@ -261,25 +282,25 @@ class TrainingJobStatus(StatusModel):
     save: SaveStatus | None = None
     """The save that the workers are asked for now, if there is one."""
     saves_requested: Count = 0
-    """How many saves the workers were ever asked for; makes identifiers of requests unique."""
+    """Number of saves that were ever requested; makes the identifiers of requests unique."""
     take_over_attempt: Count | None = None
-    """Attempt that may replace the run's owner record, because its owner is gone or the spec insists."""
+    """Attempt that may replace the run's owner record, because its owner is gone or the spec says so."""
     restarts: Annotated[dict[str, Count], Field(max_length=32)] = Field(default_factory=dict)
     """Restarts per cause."""
     restarts_total: Count = 0
     """Sum of restarts over all causes."""
     failures: FailureStatus = Field(default_factory=FailureStatus)
-    """How often training failed, and in how much time."""
+    """How often training failed, and in how many seconds of training."""
     failure_times: Annotated[tuple[datetime, ...], Field(max_length=MAX_FAILURE_TIMES)] = ()
-    """When attempts failed that count against recovery.maxFailures."""
+    """When the failures occurred that count against recovery.maxFailures."""
     no_progress: Count = 0
     """Failed attempts in a row without a new checkpoint."""
     end_seen_at: datetime | None = None
-    """When a trainer of the active attempt was first seen to have ended, while it is open which of them ended first."""
+    """When the operator first saw that a trainer of the active attempt ended, until it knows which one ended first."""
     last_end: AttemptEnd | None = None
-    """How the last attempt that ended did so."""
+    """How the last finished attempt ended."""
     checkpoint: CheckpointStatus = Field(default_factory=CheckpointStatus)
-    """Which checkpoints count."""
+    """The checkpoints of the training run."""
     preemption: PreemptionStatus | None = None
     """The current or the last preemption."""
     progress: ProgressStatus | None = None
@@ -289,6 +310,6 @@ class TrainingJobStatus(StatusModel):
     goodput: Goodput = Field(default_factory=Goodput)
     """Where the seconds of the job's life went."""
     start_time: datetime | None = None
-    """When the operator first took up the job."""
+    """When the operator first acted on the job."""
     completion_time: datetime | None = None
     """When the job succeeded or failed."""

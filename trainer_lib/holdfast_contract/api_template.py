@@ -14,7 +14,7 @@ RESERVED_VOLUMES: Final = (keys.RUNTIME_VOLUME, keys.TOKEN_VOLUME)
 
 
 class TemplateModel(SpecModel):
-    """Base of the parts of the pod template: fields that Holdfast does not name pass through to the pod unchanged."""
+    """Base of the parts of the pod template. Fields that Holdfast does not name pass through to the pod unchanged."""
 
     model_config = ConfigDict(extra="allow")
 
@@ -38,7 +38,7 @@ class VolumeMount(TemplateModel):
     name: Annotated[str, Field(min_length=1, max_length=63)]
     """Name of the volume."""
     mount_path: Annotated[str, Field(min_length=1, max_length=1024)]
-    """Where the container sees it."""
+    """Path at which the container sees it."""
 
 
 class Container(TemplateModel):
@@ -79,11 +79,12 @@ class PodSpec(TemplateModel):
     volumes: Annotated[tuple[Volume, ...], Field(max_length=64)] = ()
     """Volumes of the pod."""
     restart_policy: Literal["Never"] | None = None
-    """Never or absent: restarts are Holdfast's."""
+    """Never or absent: Holdfast restarts workers itself."""
     node_name: Annotated[str, Field(max_length=253)] | None = None
-    """Not allowed: it binds all workers to one node for ever. Use nodeSelector or affinity."""
+    """Not allowed, because it would bind all workers to one node. Use nodeSelector or affinity."""
     termination_grace_period_seconds: Annotated[int, Field(ge=1, le=86400)] | None = None
-    """Seconds from the request to stop a pod to its kill; 30 if absent. The save before a stop must fit into it."""
+    """Seconds between the request to stop a pod and its kill; 30 if absent. The save before a stop must fit into
+    them."""
 
     @model_validator(mode="after")
     def _not_bound(self) -> Self:
@@ -93,7 +94,7 @@ class PodSpec(TemplateModel):
 
 
 class PodMetadata(SpecModel):
-    """Labels and annotations of worker pods. Their names are Holdfast's."""
+    """Labels and annotations of worker pods. Holdfast chooses the names of the pods."""
 
     labels: Annotated[dict[str, Annotated[str, Field(max_length=63)]], Field(max_length=64)] = Field(
         default_factory=dict

@@ -1,4 +1,4 @@
-"""How a CEL rule is written, and the forms that many rules have."""
+"""CEL rules, and the forms that many of them share."""
 
 from __future__ import annotations
 
@@ -8,7 +8,11 @@ from typing import Any
 
 @dataclass(frozen=True, kw_only=True)
 class Rule:
-    """One CEL rule. ``found`` is a CEL expression of any type; ``field`` is relative to where the rule stands."""
+    """One CEL rule.
+
+    ``holds`` is the CEL expression that must be true. ``found`` is a CEL expression of any type for the message,
+    ``allowed`` is text. ``field`` is the path of the field that the message names, relative to where the rule stands.
+    """
 
     holds: str
     found: str
@@ -18,8 +22,8 @@ class Rule:
     def to_manifest(self) -> dict[str, Any]:
         """The rule as an entry of ``x-kubernetes-validations``.
 
-        ``message`` is what the server falls back to when the message expression fails or gets too long. The expression
-        uses ``format``, since the server takes the length of ``string(number)`` for unbounded when it estimates costs.
+        The server falls back to ``message`` when the message expression fails or its result is too long. The expression
+        uses ``format``, because the server's cost estimate takes the length of ``string(number)`` to be unbounded.
         """
         text = _literal(f"found %s, allowed: {self.allowed}")
         manifest = {
@@ -36,12 +40,12 @@ def _literal(text: str) -> str:
 
 
 def quoted(expression: str) -> str:
-    """CEL for a value in quotes, as text."""
+    """CEL for the text of a value in quotes."""
     return f"'\"%s\"'.format([{expression}])"
 
 
 def optional(owner: str, name: str) -> str:
-    """CEL for the value of an optional field, as text."""
+    """CEL for the text of an optional field's value; 'nothing' if it is not set."""
     return f"(has({owner}.{name}) ? {quoted(f'{owner}.{name}')} : 'nothing')"
 
 
@@ -51,19 +55,19 @@ def given(*names: str) -> str:
 
 
 def exactly_one(*names: str, allowed: str) -> Rule:
-    """One of those fields of self, and no other of them."""
+    """Exactly one of these fields of self is set. ``allowed`` says so in the message."""
     found = given(*names)
     return Rule(holds=f"{found}.size() == 1", found=found, allowed=allowed)
 
 
 def at_least_one(*names: str, allowed: str) -> Rule:
-    """One or more of those fields of self."""
+    """At least one of these fields of self is set. ``allowed`` says so in the message."""
     found = given(*names)
     return Rule(holds=f"{found}.size() > 0", found=found, allowed=allowed)
 
 
 def needs(name: str, other: str) -> Rule:
-    """A field of self that means nothing without another."""
+    """Field ``name`` of self may be set only if ``other`` is."""
     return Rule(
         holds=f"!has(self.{name}) || has(self.{other})",
         found=f"'%s without {other}'.format([self.{name}])",

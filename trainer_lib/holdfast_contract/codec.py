@@ -1,7 +1,7 @@
-"""Dataclasses to JSON and back, strictly, with the standard library only.
+"""Strict conversion between dataclasses and JSON, with the standard library only.
 
-The agent and the library read messages with it; the operator, which talks to pods it does not trust, validates the
-same dataclasses with pydantic. Unknown fields are ignored on purpose: a newer peer may say more.
+The agent and the library read messages with it. The operator talks to pods that it does not trust and validates the
+same dataclasses with pydantic. Unknown fields are ignored on purpose: a newer peer may send more.
 """
 
 from __future__ import annotations
@@ -19,15 +19,30 @@ T = TypeVar("T")
 
 
 class CodecError(ValueError):
-    """A message that is not what its type says. ``field`` is the dotted path of the offending value."""
+    """A message that does not match its type. ``field`` is the dotted path of the wrong value."""
 
     def __init__(self, field: str, found: object, allowed: str) -> None:
-        self.field, self.found, self.allowed = field, found, allowed
+        """Build the message.
+
+        Args:
+            field: Path of the value, with dots and indices.
+            found: The value; the message shows at most 200 characters of it.
+            allowed: What is allowed instead, in words.
+        """
+        self.field = field
         super().__init__(f"{field}: found {found!r:.200}, allowed: {allowed}")
 
 
+class MissingFieldError(CodecError):
+    """A message without a field that its type requires."""
+
+    def __init__(self, field: str) -> None:
+        self.field = field
+        ValueError.__init__(self, f"`{field}` is required but not set")
+
+
 def encode(message: object) -> bytes:
-    """Compact JSON of a dataclass instance; keys in field order, no NaN (use None), UTF-8."""
+    """Compact UTF-8 JSON of a dataclass instance, keys in field order. Raises ValueError: a float is not finite."""
     return json.dumps(to_jsonable(message), separators=(",", ":"), allow_nan=False).encode()
 
 
@@ -45,10 +60,10 @@ def to_jsonable(value: object) -> Any:
 
 
 def decode(cls: type[T], data: bytes | str) -> T:
-    """The dataclass ``cls`` read from JSON.
+    """The dataclass ``cls``, decoded from JSON.
 
     Raises:
-        CodecError: not JSON, a missing field, or a value of another type; names the field.
+        CodecError: ``data`` is not JSON, lacks a field or has a value of another type; names the field.
     """
     try:
         raw = json.loads(data)
@@ -104,7 +119,7 @@ def _read_dataclass(kind: Any, raw: Any, where: str) -> Any:
         if field.name in raw:
             values[field.name] = _read(hints[field.name], raw[field.name], f"{where}.{field.name}")
         elif field.default is dataclasses.MISSING and field.default_factory is dataclasses.MISSING:
-            raise CodecError(f"{where}.{field.name}", None, "a value: the field is required")
+            raise MissingFieldError(f"{where}.{field.name}")
     try:
         return kind(**values)
     except CodecError:
@@ -115,7 +130,7 @@ def _read_dataclass(kind: Any, raw: Any, where: str) -> Any:
 
 @functools.cache
 def _hints_of(kind: type) -> dict[str, Any]:
-    """Kept: finding them out took most of the time that reading a manifest takes."""
+    """The type hints of a dataclass. Cached, because resolving them took most of the time of reading a manifest."""
     return typing.get_type_hints(kind)
 
 

@@ -1,7 +1,7 @@
-"""Writes the custom resource definition from the models: ``python -m holdfast_contract.crd [--check] [ROOT]``.
+"""Writes the CRD from the models: ``python -m holdfast_contract.crd [--check] [ROOT]``.
 
-The definition lies in ``crds/`` for people and in the chart for Helm, byte for byte the same. The chart renders it as
-an ordinary template, for what lies in a chart's own ``crds/`` folder Helm installs once and never upgrades.
+The same file is committed in ``crds/`` for people and in the chart for Helm. The chart renders it as an ordinary
+template, because Helm installs the files of a chart's own ``crds/`` folder once and never upgrades them.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ from holdfast_contract.crd_schema import structural_schema
 
 FILE_NAME: Final = f"{keys.CRD_NAME}.yaml"
 TARGETS: Final = (Path("crds") / FILE_NAME, Path("charts/holdfast/files") / FILE_NAME)
-"""Where the definition is committed, relative to the repository's root."""
+"""Where the CRD is committed, relative to the repository's root."""
 
 HEADER: Final = "# Generated from holdfast_contract.api by `python -m holdfast_contract.crd`; do not edit.\n"
 
@@ -34,20 +34,20 @@ COLUMNS: Final[tuple[tuple[str, str, str, str], ...]] = (
 )
 WIDE_COLUMNS: Final[tuple[tuple[str, str, str, str], ...]] = (
     ("Of", "integer", ".status.progress.totalSteps", "Step at which training ends"),
-    ("Workers", "integer", ".status.workers.ready", "Pods whose agent answers"),
-    ("Last-End", "string", ".status.lastEnd.cause", "Why the last attempt that ended did so"),
+    ("Workers", "integer", ".status.workers.ready", "Pods whose agent reports"),
+    ("Last-End", "string", ".status.lastEnd.cause", "Why the last finished attempt ended"),
     ("Run", "string", ".status.checkpoint.run", "Folder of the run under the checkpoint path"),
 )
 
 
-def definition() -> dict[str, Any]:
+def custom_resource_definition() -> dict[str, Any]:
     """The CustomResourceDefinition of TrainingJob."""
     return {
         "apiVersion": "apiextensions.k8s.io/v1",
         "kind": "CustomResourceDefinition",
         "metadata": {
             "name": keys.CRD_NAME,
-            # Helm must not take all jobs along when it uninstalls the operator; to others this means nothing.
+            # Helm must not delete all jobs when it uninstalls the operator. Other tools ignore this annotation.
             "annotations": {"helm.sh/resource-policy": "keep"},
         },
         "spec": {
@@ -101,12 +101,12 @@ def _schema() -> dict[str, Any]:
 
 def render() -> str:
     """The text of the committed file."""
-    body = yaml.safe_dump(definition(), sort_keys=False, width=120, allow_unicode=True)
+    body = yaml.safe_dump(custom_resource_definition(), sort_keys=False, width=120, allow_unicode=True)
     return HEADER + body
 
 
 def main(arguments: list[str] | None = None) -> int:
-    """Write the definition, or with ``--check`` compare and exit with 1 if a copy is missing or differs."""
+    """Write the CRD. With ``--check``, only compare, and return 1 if a copy is missing or differs."""
     parser = argparse.ArgumentParser(prog="python -m holdfast_contract.crd", description=__doc__)
     parser.add_argument("root", nargs="?", type=Path, default=Path(), help="root of the repository (default: here)")
     parser.add_argument("--check", action="store_true", help="compare with what is there and write nothing")
@@ -115,7 +115,9 @@ def main(arguments: list[str] | None = None) -> int:
     stale = [target for target in TARGETS if not _is_current(options.root / target, text)]
     for target in stale:
         if options.check:
-            print(f"{target}: not what the models say; run python -m holdfast_contract.crd", file=sys.stderr)
+            print(
+                f"{target}: differs from what the models generate; run python -m holdfast_contract.crd", file=sys.stderr
+            )
         else:
             (options.root / target).parent.mkdir(parents=True, exist_ok=True)
             (options.root / target).write_text(text)

@@ -1,4 +1,4 @@
-"""The rules over ``spec.checkpoint``: which fields exclude, need or bound each other."""
+"""The CEL rules of ``spec.checkpoint``: which fields exclude, require or bound each other."""
 
 from __future__ import annotations
 
@@ -16,9 +16,7 @@ from holdfast_contract.api_checkpoint import (
 )
 from holdfast_contract.cel import Rule, at_least_one, exactly_one, given, needs
 
-_RISING: Final = Rule(
-    holds="self.isSorted()", found="self", allowed=RISING
-)  # that none is there twice, the schema says
+_RISING: Final = Rule(holds="self.isSorted()", found="self", allowed=RISING)  # the schema already refuses duplicates
 
 _ADAPTIVE: Final = Rule(
     holds="self.minSeconds <= self.maxSeconds",
@@ -46,7 +44,7 @@ _ALL_ALONE: Final = Rule(
 
 
 def _saves(path: str, exclusive: Rule) -> Iterator[tuple[str, tuple[Rule, ...]]]:
-    """The rules of one place where a rule for saves stands."""
+    """The CEL rules of one place in the spec that holds a rule for saves."""
     yield path, (exclusive,)
     yield f"{path}.adaptive", (_ADAPTIVE,)
     yield f"{path}.whenUnstable", (_UNSTABLE,)
@@ -54,7 +52,7 @@ def _saves(path: str, exclusive: Rule) -> Iterator[tuple[str, tuple[Rule, ...]]]
 
 
 def _kept(path: str, *rules: Rule) -> Iterator[tuple[str, tuple[Rule, ...]]]:
-    """The rules of one place where rules of what to keep stand."""
+    """The CEL rules of one place in the spec that holds a rule for what to keep."""
     yield path, (*_BEST, *rules)
     yield f"{path}.steps", (_RISING,)
 
@@ -73,4 +71,4 @@ def _all() -> Iterator[tuple[str, tuple[Rule, ...]]]:
 
 
 CHECKPOINT_RULES: Final[Mapping[str, tuple[Rule, ...]]] = dict(_all())
-"""As ``holdfast_contract.crd_rules.RULES``."""
+"""Part of ``holdfast_contract.crd_rules.RULES``."""

@@ -1,8 +1,8 @@
-"""The rules over a TrainingJob that a schema cannot say: CEL expressions, evaluated by the API server at the door.
+"""The rules of a TrainingJob that a schema cannot express: CEL expressions, evaluated by the API server on admission.
 
-The models in ``holdfast_contract.api`` repeat every rule that looks at one object alone; rules that compare with the
-object before (``oldSelf``) exist here only. Messages have one form, ``found X, allowed: Y``; the server puts the field
-in front of it.
+The models in ``holdfast_contract.api`` repeat every rule that needs one object alone. Rules that compare with the
+previous object (``oldSelf``) exist here only. Messages have one form, ``found X, allowed: Y``; the server prefixes the
+field.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ from holdfast_contract.crd_checkpoint_rules import CHECKPOINT_RULES
 
 
 def _same(now: str, before: str) -> str:
-    """CEL: an optional field is what it was."""
+    """CEL: an optional field has not changed."""
     return f"has({now}) == has({before}) && (!has({now}) || {now} == {before})"
 
 
@@ -69,14 +69,14 @@ _SPEC = (
             f"c.name == 'trainer' && has(c.volumeMounts) && c.volumeMounts.exists(m, {_MOUNT_COVERS_PATH}))"
         ),
         found=quoted("self.checkpoint.path"),
-        allowed="a directory under one of the volumeMounts of container trainer; others end with the pod",
+        allowed="a directory under one of the volumeMounts of container trainer; other directories end with the pod",
         field=".checkpoint.path",
     ),
     _frozen_while_running("checkpoint.every"),
     _frozen_while_running("checkpoint.keep"),
     _frozen_while_running("checkpoint.healthy"),
     _frozen_while_running("hang"),
-    _frozen_while_running("template"),  # equality sees the fields that the schema does not model, too
+    _frozen_while_running("template"),  # also compares the fields that the schema does not model
 )
 
 _PATH = (
@@ -98,7 +98,7 @@ _PATH = (
     Rule(
         holds="self == oldSelf",
         found=quoted("self"),
-        allowed="the value that it had, for checkpoints are there: path cannot be changed",
+        allowed="the value that it had: path cannot be changed, because checkpoints are stored there",
     ),
 )
 
@@ -123,7 +123,7 @@ _POD_SPEC = (
     Rule(
         holds="!has(self.nodeName)",
         found=optional("self", "nodeName"),
-        allowed="no nodeName, which binds all workers to one node for ever: use nodeSelector or affinity",
+        allowed="no nodeName, which would bind all workers to one node: use nodeSelector or affinity",
         field=".nodeName",
     ),
 )
@@ -142,7 +142,7 @@ RULES: Final[Mapping[str, tuple[Rule, ...]]] = {
         Rule(
             holds=_same("self.run", "oldSelf.run"),
             found=optional("self", "run"),
-            allowed="the value that it had, for checkpoints are there: run cannot be changed",
+            allowed="the value that it had: run cannot be changed, because checkpoints are stored there",
             field=".run",
         ),
     ),
@@ -172,4 +172,4 @@ RULES: Final[Mapping[str, tuple[Rule, ...]]] = {
         ),
     ),
 }
-"""Path of a field in the schema, ``[]`` for the items of a list, to the rules that stand there."""
+"""The rules by the path of their field in the schema, with ``[]`` for the items of a list."""

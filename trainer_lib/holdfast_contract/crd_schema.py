@@ -1,8 +1,9 @@
-"""From pydantic models to a structural schema as the API server wants it.
+"""Converts pydantic models to the structural schema that the API server requires.
 
-What differs from the JSON Schema that pydantic writes: references are inlined, titles and closed objects vanish (the
-server prunes or refuses unknown fields by itself), an optional field is simply absent instead of null, a constant
-is an enumeration of one, integers are 64 bits wide, lists of named things are maps by that name, and an object whose fields have defaults has one itself.
+It differs from the JSON Schema that pydantic writes: references are inlined; titles and closed objects are dropped,
+because the server prunes or refuses unknown fields by itself; an optional field is absent instead of null; a constant
+is an enumeration of one value; integers have 64 bits; lists of named items are maps by that name; and an object whose
+fields have defaults has a default itself.
 """
 
 from __future__ import annotations
@@ -23,14 +24,14 @@ LIST_MAP_KEYS: Final[Mapping[str, str]] = {
     "spec.template.spec.volumes": "name",
     "status.conditions": "type",
 }
-"""Lists whose items are told apart by one field: the server refuses two with the same, and merges by it."""
+"""Lists whose items are identified by one field: the server refuses duplicates of it and merges by it."""
 
 SETS: Final = frozenset({"atSteps", "steps", "finite"})
-"""Lists, by the last part of their path, in which the server refuses to have anything twice."""
+"""Lists, by the last part of their path, in which the server refuses duplicates."""
 
 WITHOUT_DEFAULT: Final = frozenset({"spec.checkpoint.every"})
-"""Fields whose default the server must not write into the object: it would stay beside the alternative that a user
-applies later, and exactly one may be there."""
+"""Fields whose default the server must not write into the object. The default would remain beside an alternative that
+the user applies later, and only one of them may be set."""
 
 _KEPT_KEYWORDS: Final = (
     "type",
@@ -51,14 +52,18 @@ _DROPPED_KEYWORDS: Final = frozenset(
 
 
 class SchemaError(TypeError):
-    """A model says something that a structural schema cannot, or leaves something without a limit."""
+    """A model has something that a structural schema cannot express, or leaves something without a limit."""
 
 
 def structural_schema(model: type[BaseModel], path: str) -> Schema:
-    """The structural schema of ``model``, which stands at ``path`` in the object, with its rules.
+    """The structural schema of ``model`` with its CEL rules.
+
+    Args:
+        model: The pydantic model.
+        path: Where the model stands in the object, such as ``spec``.
 
     Raises:
-        SchemaError: names the field and what about it cannot be expressed or is missing.
+        SchemaError: names the field, and what about it cannot be expressed or is missing.
     """
     source = model.model_json_schema(by_alias=True)
     return _Converter(source.get("$defs", {})).convert(source, path)
@@ -91,7 +96,7 @@ class _Converter:
         return schema
 
     def _resolve(self, source: Schema, path: str) -> Schema:
-        """Follow a reference and drop the null of an optional field; what the field itself says wins."""
+        """Follow a reference and drop the null of an optional field. The field's own keywords take precedence."""
         own = {k: v for k, v in source.items() if k not in {"$ref", "anyOf"}}
         if "$ref" in source:
             return self._resolve(self._definitions[source["$ref"].rpartition("/")[2]], path) | own
@@ -139,7 +144,7 @@ class _Converter:
 
 
 def _check_limits(schema: Schema, path: str) -> None:
-    """Everything that can grow has a maximum: the server estimates the cost of a rule from it, and etcd has one."""
+    """Everything that can grow must have a maximum, from which the server estimates the cost of rules."""
     bounded_string = "maxLength" in schema or "enum" in schema or "format" in schema
     if schema["type"] == "string" and not bounded_string:
         raise SchemaError(f"{path}: found a string without maxLength")

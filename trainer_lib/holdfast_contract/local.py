@@ -1,7 +1,7 @@
 """The messages between a trainer process and its agent: JSON lines over a unix stream socket.
 
 The library connects once per process. Each line is ``{"type": <name>, "body": {...}}``. Losing the socket never stops
-training: the library goes on and the agent sees the process only.
+training: the library continues, and the agent then observes only the process.
 """
 
 from __future__ import annotations
@@ -15,11 +15,12 @@ from holdfast_contract.manifest import CheckpointRef, Rejection
 from holdfast_contract.sync import Progress, SaveReport, SaveRequest
 
 MAX_LINE_BYTES: Final = 256 * 1024
+"""The agent ignores a longer line of the trainer."""
 
 
 @dataclass(frozen=True)
 class Hello:
-    """First line of a trainer: which attempt it runs in. The agent drops a connection of another attempt."""
+    """The first line of a trainer, which names its attempt. The agent drops a connection of another attempt."""
 
     attempt: int
     pid: int
@@ -27,8 +28,10 @@ class Hello:
 
 @dataclass(frozen=True)
 class TrainerUpdate:
-    """Library to agent: the whole state, each time it changes (coalesced to a few a second). Seconds are cumulative
-    in this process and add up to its life so far.
+    """Library to agent: the whole state, sent when it changes, at most a few times a second.
+
+    ``buckets`` holds seconds per ``reasons.Bucket``, cumulative in this process; they add up to its life so far. The
+    other fields mean the same as in ``sync.Report``, to which the agent copies them.
     """
 
     progress: Progress | None = None
@@ -43,8 +46,9 @@ class TrainerUpdate:
 
 @dataclass(frozen=True)
 class AgentCommand:
-    """Agent to library: the current save request, or None to withdraw it (the library answers `cancelled` if it had
-    not begun). Repeated whenever it changes.
+    """Agent to library: the current save request, sent when it changes.
+
+    None withdraws the request. The library then reports ``cancelled`` if it has not begun the save.
     """
 
     save: SaveRequest | None = None
@@ -55,13 +59,13 @@ _TYPES: Final[dict[str, type[Message]]] = {cls.__name__: cls for cls in (Hello, 
 
 
 def to_line(message: Message) -> bytes:
-    """One line of the socket protocol, newline included."""
+    """A message as one line of the socket protocol, including the newline."""
     body = {"type": type(message).__name__, "body": codec.to_jsonable(message)}
     return json.dumps(body, separators=(",", ":"), allow_nan=False).encode() + b"\n"
 
 
 def from_line(line: bytes) -> Message:
-    """Parse one line. Raises codec.CodecError."""
+    """The message in one line of the socket protocol. Raises codec.CodecError."""
     try:
         raw = json.loads(line)
     except (ValueError, RecursionError) as error:

@@ -1,8 +1,8 @@
 """The checkpoint manifest, references to checkpoints and the run's owner record.
 
-A checkpoint without a manifest does not exist. The manifest is the last thing written into a step's folder and the
-first thing read. It ends with its own digest, so that damage to it is found by whoever reads it; the digest of the whole,
-carried in job status and pins, closes the chain from status to bytes.
+A checkpoint exists only if its manifest does. The manifest is the last file written into a step's folder and the first
+one read. It ends with its own digest, so that every reader detects damage to it. Job status and pins carry the digest
+of the whole file, which closes the chain from status to bytes.
 """
 
 from __future__ import annotations
@@ -12,17 +12,24 @@ import json
 import re
 from collections.abc import Mapping
 from dataclasses import dataclass, field
-from typing import Final
+from typing import Final, NamedTuple
 
 from holdfast_contract import codec
 
 FORMAT: Final = 1
 HEALTHY_METRIC: Final = "healthy"
-"""A metric of the library's own: 1 or 0 as the program's health predicate says; absent if it has none."""
+"""A metric that the library adds: 1 if the program's health predicate holds, 0 if not; absent without one."""
 FILE_DIGEST: Final = "xxh3-128"
-"""Algorithm of the per-file digests: fast enough to hash at memory speed; guards against rot, not against malice."""
+"""Algorithm of the per-file digests. It hashes at memory speed; it detects corruption, not malice."""
 
 _HEX_128 = re.compile(r"[0-9a-f]{32}")
+
+
+class CheckpointKey(NamedTuple):
+    """Identifies a checkpoint within its run. Ordered: a later attempt's lineage supersedes an earlier one's."""
+
+    attempt: int
+    step: int
 
 
 @dataclass(frozen=True, order=True)
@@ -36,14 +43,24 @@ class CheckpointRef:
     step: int
     digest: str = field(compare=False, default="")
 
+    @property
+    def key(self) -> CheckpointKey:
+        """What identifies the checkpoint, without its content."""
+        return CheckpointKey(self.attempt, self.step)
+
 
 @dataclass(frozen=True)
 class Rejection:
-    """A candidate that must not be restored, and why. Written by the library, shown in job status."""
+    """A candidate that must not be restored, and why. Written by the library, shown by the operator in job status."""
 
     attempt: int
     step: int
     reason: str
+
+    @property
+    def key(self) -> CheckpointKey:
+        """Which checkpoint is rejected."""
+        return CheckpointKey(self.attempt, self.step)
 
 
 @dataclass(frozen=True)
@@ -75,15 +92,15 @@ class Manifest:
     step: int
     process_count: int
     device_kind: str
-    tree_digest: str  # of the abstract state: leaf paths, shapes, dtypes
-    parent: str  # digest of the manifest restored from or saved before; "" for the first
+    tree_digest: str  # digest of the abstract state: leaf paths, shapes, dtypes
+    parent: str  # digest of the manifest that was restored or saved before this one; "" for the first
     files: tuple[FileEntry, ...]
     metrics: dict[str, float] = field(default_factory=dict)
     versions: dict[str, str] = field(default_factory=dict)
     pinned: bool = False  # the user asked to keep this step
     elapsed_seconds: float | None = None
-    """How long process 0 had trained since the run began: the restored checkpoint's value and what came after it by a
-    monotonic clock. Downtime between attempts is not in it. None where an older version wrote the manifest."""
+    """Seconds that process 0 had trained since the run began: the restored checkpoint's value plus the time since then
+    on a monotonic clock. Excludes downtime between attempts. None if an older version wrote the manifest."""
 
     def __post_init__(self) -> None:
         if self.format != FORMAT:
@@ -99,12 +116,12 @@ class Manifest:
 
 
 def is_healthy(metrics: Mapping[str, float]) -> bool:
-    """Whether nothing speaks against counting a checkpoint among the best."""
+    """Whether a checkpoint with these metrics may be among the best. It may unless its health predicate failed."""
     return metrics.get(HEALTHY_METRIC, 1.0) != 0.0
 
 
 def to_bytes(manifest: Manifest) -> bytes:
-    """The exact bytes that are stored: indented for people, keys in field order, last the SHA-256 of all before it."""
+    """The exact bytes that are stored: indented JSON with keys in field order, then the SHA-256 of all before it."""
     text = json.dumps(codec.to_jsonable(manifest), indent=1, allow_nan=False)
     body = text.removesuffix("\n}").encode() + b","
     return body + _tail(body)
@@ -118,14 +135,16 @@ def from_bytes(data: bytes) -> Manifest:
     """
     body = data[: -len(_tail(b""))]
     if data != body + _tail(body):
-        codec.decode(Manifest, data)  # says more where it can
+        codec.decode(Manifest, data)  # raises a more precise error where it can
         found = data[len(body) :].decode(errors="replace").strip()
-        raise codec.CodecError("sha256", found, f"{hashlib.sha256(body).hexdigest()}, that of all before it")
+        raise codec.CodecError(
+            "sha256", found, f"{hashlib.sha256(body).hexdigest()}, the digest of all bytes before it"
+        )
     return codec.decode(Manifest, data)
 
 
 def _tail(body: bytes) -> bytes:
-    """How a stored manifest ends. Unlike the digest in a pin it is always there to be compared."""
+    """The end of a stored manifest. Unlike the digest in a pin, it can always be compared."""
     return f'\n "sha256": "{hashlib.sha256(body).hexdigest()}"\n}}\n'.encode()
 
 
@@ -136,7 +155,10 @@ def digest_of(data: bytes) -> str:
 
 @dataclass(frozen=True)
 class Owner:
-    """Who may write into a run's folder: the content of OWNER.json, created exclusively, replaced only by take-over."""
+    """The job that may write into a run's folder: the content of OWNER.json.
+
+    The library creates the file exclusively and replaces it only on take-over; library, agent and operator read it.
+    """
 
     job_uid: str
     namespace: str

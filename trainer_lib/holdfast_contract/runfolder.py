@@ -1,8 +1,8 @@
 """A run's folder on storage, read only: which attempts and checkpoints it holds and who owns it.
 
 ``<path>/<run>/OWNER.json`` and ``<path>/<run>/<attempt>/<step>/HOLDFAST.json``. Standard library only: the agent
-inspects storage with it before any attempt exists, the library chooses what to restore with it. Nothing here writes,
-loads an array or hashes a file; whether a candidate's bytes are right is for the library to verify.
+inspects storage with it before any attempt exists, and the library chooses with it what to restore. Nothing here
+writes, loads an array or hashes a file: the library verifies a candidate's bytes.
 """
 
 from __future__ import annotations
@@ -22,26 +22,27 @@ from holdfast_contract.manifest import CheckpointRef, Manifest, Owner, Rejection
 
 MAX_MANIFEST_BYTES: Final = 256 * 1024 * 1024
 MAX_OWNER_BYTES: Final = 64 * 1024
-# Canonical decimals only: `007`, `+1` or other scripts' digits are names that nobody of us wrote.
+# Canonical decimals only: Holdfast never writes names such as `007`, `+1` or digits of other scripts.
 _ATTEMPT_NAME: Final = re.compile(r"[1-9][0-9]{0,17}", re.ASCII)
 _STEP_NAME: Final = re.compile(r"0|[1-9][0-9]{0,17}", re.ASCII)
 
 
 class OwnerRecordError(ValueError):
-    """OWNER.json exists but does not say who owns the run. Nobody may write there until a person has looked."""
+    """OWNER.json exists but is unreadable, so the owner is unknown. Nothing may write there before a person looks."""
 
     def __init__(self, path: Path, problem: str) -> None:
         self.path, self.problem = path, problem
-        super().__init__(f"{path}: not a readable owner record: {problem}; restore it, or remove it if no job uses it")
+        remedy = "restore it, or remove it if no job uses the run"
+        super().__init__(f"{path}: not a readable owner record: {problem}; {remedy}")
 
 
 class BadManifestError(ValueError):
-    """A manifest that is there but cannot be believed; the reason names the field, what was found, what is allowed."""
+    """A manifest that exists but is invalid. The message names the field, what was found and what is allowed."""
 
 
 @dataclass(frozen=True)
 class Found:
-    """A checkpoint folder whose manifest could be read and belongs where it lies."""
+    """A checkpoint folder whose manifest is readable and names this place."""
 
     ref: CheckpointRef
     folder: Path
@@ -50,7 +51,7 @@ class Found:
 
 @dataclass(frozen=True)
 class Survey:
-    """All that claims to be a checkpoint, newest first by (attempt, step). A folder without a manifest is none."""
+    """Every folder with a manifest, newest first by (attempt, step), as a candidate or a rejection."""
 
     found: tuple[Found, ...]
     rejected: tuple[Rejection, ...]
@@ -60,8 +61,8 @@ class Survey:
 class RunFolder:
     """The folder of one run (``root`` = ``<path>/<run>``); its last part is the run's name.
 
-    A missing root reads as an empty run. Every method may raise OSError when storage itself does not answer or denies
-    access: that says nothing about any checkpoint.
+    A missing root counts as an empty run. Every method may raise OSError if storage does not answer or denies access;
+    that says nothing about any checkpoint.
     """
 
     root: Path
@@ -73,7 +74,7 @@ class RunFolder:
 
     @property
     def owner_file(self) -> Path:
-        """Where the owner record lies."""
+        """The path of the owner record."""
         return self.root / OWNER_FILE
 
     def attempt_folder(self, attempt: int) -> Path:
@@ -93,7 +94,7 @@ class RunFolder:
         return max(self.attempts(), default=0)
 
     def candidates(self, limit: int | None = None) -> tuple[CheckpointRef, ...]:
-        """Checkpoints whose manifest is readable and in its place, newest first, at most ``limit``."""
+        """Checkpoints with a readable manifest that names its place, newest first, at most ``limit``."""
         refs: list[CheckpointRef] = []
         for entry in self.walk():
             if limit is not None and len(refs) >= limit:
@@ -103,7 +104,7 @@ class RunFolder:
         return tuple(refs)
 
     def survey(self) -> Survey:
-        """Every candidate and every folder that must be refused, each newest first."""
+        """Every candidate and every rejection, each newest first."""
         entries = tuple(self.walk())
         return Survey(
             found=tuple(e for e in entries if isinstance(e, Found)),
@@ -111,7 +112,7 @@ class RunFolder:
         )
 
     def walk(self) -> Iterator[Found | Rejection]:
-        """Every candidate or refusal, newest first, reading no more manifests than are asked for."""
+        """Every candidate or rejection, newest first. Reads a manifest only when the caller asks for the next one."""
         for attempt in reversed(self.attempts()):
             steps = sorted(_numbered(self.attempt_folder(attempt), _STEP_NAME), reverse=True)
             for step, is_link in steps:
@@ -125,7 +126,7 @@ class RunFolder:
                     yield entry
 
     def look(self, attempt: int, step: int) -> Found | Rejection | None:
-        """What lies at one place: a candidate, a refusal, or None if no manifest is there."""
+        """What one step's folder holds: a candidate, a rejection, or None if it has no manifest."""
         folder = self.step_folder(attempt, step)
         try:
             data = read_regular_file(folder / MANIFEST_FILE, MAX_MANIFEST_BYTES)
@@ -147,10 +148,10 @@ class RunFolder:
         return Found(ref, self.step_folder(attempt, step), read)
 
     def owner(self) -> Owner | None:
-        """The owner record, None if nobody owns the run yet.
+        """The owner record; None if the run has no owner yet.
 
         Raises:
-            OwnerRecordError: a record is there and cannot be read as one.
+            OwnerRecordError: the file exists and is not a readable record.
         """
         try:
             data = read_regular_file(self.owner_file, MAX_OWNER_BYTES)
@@ -168,7 +169,7 @@ def read_regular_file(path: Path, max_bytes: int) -> bytes | None:
     """All bytes of a regular file; None if it does not exist.
 
     Raises:
-        BadManifestError: it is a link, a folder or another odd thing, is empty, or exceeds ``max_bytes``.
+        BadManifestError: it is no regular file, is empty, or exceeds ``max_bytes``.
         OSError: storage does not answer or denies access.
     """
     try:
@@ -195,7 +196,7 @@ def read_regular_file(path: Path, max_bytes: int) -> bytes | None:
 
 
 def _numbered(folder: Path, pattern: re.Pattern[str]) -> Iterator[tuple[int, bool]]:
-    """(number, is a link) of the sub-folders with a canonical number as name; anything else is not ours."""
+    """(number, is a link) of each sub-folder whose name is a canonical number; all other names are ignored."""
     try:
         with os.scandir(folder) as entries:
             for entry in entries:

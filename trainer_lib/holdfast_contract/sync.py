@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import enum
 import hashlib
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Final
 
 from holdfast_contract.manifest import CheckpointRef, Owner, Rejection
@@ -16,22 +16,27 @@ from holdfast_contract.reasons import Cause, SaveOutcome
 
 PROTOCOL: Final = 1
 HOLD_SECONDS: Final = 25.0
-"""How long the operator holds a request whose directive the agent already obeys (below common proxy idle limits)."""
+"""How long the operator holds a request while its directive is unchanged (below common proxy idle limits)."""
 REQUEST_TIMEOUT_SECONDS: Final = 40.0
-"""How long the agent waits for an answer: the hold plus time for a slow operator."""
+"""How long the agent waits for an answer: the hold, plus time for a slow operator."""
 WAIT_HEADER: Final = "Holdfast-Wait-Seconds"
-"""Request header: hold this request no longer than so many seconds (0 to HOLD_SECONDS; absent: HOLD_SECONDS). An agent
-whose trainer steps asks for a short hold: progress then flows over one connection that never has to be cut."""
+"""Request header, written by the agent: hold this request at most so many seconds (0 to HOLD_SECONDS; absent:
+HOLD_SECONDS). An agent whose trainer steps asks for a short hold, so that its progress flows without interruptions."""
 LEADER_HEADER: Final = "Holdfast-Leader"
-"""Answer header of a 421: host:port of the leader, the same as Directive.leader in the body."""
+"""Header of a 421 answer, written by a standby operator: host:port of the leader, as in the body's Directive.leader."""
 MAX_BODY_BYTES: Final = 256 * 1024
+"""The operator refuses a longer report, the agent a longer answer."""
 MAX_LIST: Final = 64
-"""Longest list in a report (candidates, rejections, saves); the newest are kept."""
+"""The longest list in a report (candidates, rejections, saves); the agent keeps the newest."""
 MAX_LAST_LINES_BYTES: Final = 4096
+"""Longest ``TrainerExit.last_lines`` and longest termination message, which the kubelet cuts at this length."""
+SIGTERM_SAVE_ID: Final = "sigterm"
+"""Id of the save that a SIGTERM asks for. Chosen by the agent for its pod and by the library for its process; the two
+are one request, which the operator never withdraws. The operator's own ids begin with a digit and cannot collide."""
 
 
 class TrainerPhase(enum.StrEnum):
-    """What the trainer process of a pod does now."""
+    """What the trainer process of a pod does now. Written by the agent, read by the operator."""
 
     NONE = "none"  # never started in this pod, or stopped on request
     STARTING = "starting"  # spawned; no step of this attempt is complete
@@ -41,39 +46,39 @@ class TrainerPhase(enum.StrEnum):
 
 @dataclass(frozen=True)
 class TrainerExit:
-    """How a trainer process ended. ``attempt`` is the attempt it ran in."""
+    """How a trainer process ended. ``attempt`` is the attempt that it ran in."""
 
     attempt: int
     code: int  # 128 + n for signal n
     signal: int = 0
-    cause: Cause | None = None  # the agent's opinion, where it knows (Hang, OutOfMemory); the operator classifies
+    cause: Cause | None = None  # set by the agent where it knows (Hang, OutOfMemory); else the operator classifies
     last_lines: str = ""  # the end of stderr, at most MAX_LAST_LINES_BYTES
 
 
 @dataclass(frozen=True)
 class SaveReport:
-    """How a save request stands in this worker."""
+    """The state of one save request in this worker. Written by the library or the agent, read by the operator."""
 
     id: str
     outcome: SaveOutcome
     checkpoint: CheckpointRef | None = None
     reason: str = ""
-    forecast_seconds: float | None = None  # run-ahead + step + p99 write, if the worker can tell
+    forecast_seconds: float | None = None  # until the commit: run-ahead + step + p99 write; None if unknown
 
 
 @dataclass(frozen=True)
 class Inspection:
-    """What worker 0 found in the run's folder, without loading any array. ``candidates`` newest first."""
+    """What worker 0's agent found in the run's folder, for the operator. ``candidates`` are newest first."""
 
     highest_attempt: int  # highest attempt folder; 0 if there is none
     candidates: tuple[CheckpointRef, ...] = ()
     owner: Owner | None = None
-    error: str = ""  # storage could not be read or written: which path, what was found
+    error: str = ""  # why storage cannot be used: the path and what was found; "" if it can
 
 
 @dataclass(frozen=True)
 class Progress:
-    """How far the trainer is. Steps count from 1; ``last_completed_step`` is the last whose result exists."""
+    """How far the trainer is. Steps count from 1; the result of ``last_completed_step`` exists."""
 
     last_completed_step: int
     total_steps: int | None = None
@@ -86,36 +91,51 @@ class Report:
     """A worker's whole observed state. Written by the agent, read by the operator."""
 
     protocol: int
-    attempt: int  # the attempt this agent obeys; 0 before the first directive
-    obeys: str  # Directive.tag of the last directive received; "" at first
+    attempt: int  # highest attempt of any directive; 0 before the first directive
+    obeys: str  # Directive.tag of the last directive; "" before the first
     phase: TrainerPhase
     exit: TrainerExit | None = None
     progress: Progress | None = None
-    newest: CheckpointRef | None = None  # newest committed by this pod's trainer, in any attempt
+    newest: CheckpointRef | None = None  # newest checkpoint that this pod's trainers committed, in any attempt
     saves: tuple[SaveReport, ...] = ()
-    restored: CheckpointRef | None = None  # what this attempt's ranks agreed on; None: from scratch or not yet
+    restored: CheckpointRef | None = None  # by agreement of this attempt's ranks; None: from scratch, or not yet
     rejected: tuple[Rejection, ...] = ()
     inspection: Inspection | None = None
     buckets: dict[str, float] = field(default_factory=dict)  # seconds per reasons.Bucket since this agent started
-    terminating_seconds_left: float | None = None  # this pod got SIGTERM
-    storage_error: str = ""  # what the trainer last said about its storage; "" when the last save went well
+    terminating_seconds_left: float | None = None  # until the save that SIGTERM asks for is due; None: no SIGTERM
+    storage_error: str = ""  # the trainer's last storage error; "" once a save has succeeded again
+
+    def meaning(self) -> Report:
+        """What of this report matters at once: the report without the values that change from second to second.
+
+        Steps, seconds and forecasts are left out: no decision waits for them. While the meaning stays the same, the
+        agent does not interrupt a held request to send a newer report, and the operator does not reconcile the job for
+        it. Whether a deadline runs at all is kept; how much of it is left is not.
+        """
+        return replace(
+            self,
+            progress=None,
+            buckets={},
+            saves=tuple(replace(save, forecast_seconds=None) for save in self.saves),
+            terminating_seconds_left=None if self.terminating_seconds_left is None else 0.0,
+        )
 
 
 class Action(enum.StrEnum):
-    """What an agent is to do."""
+    """What an agent has to do. Written by the operator, read by the agent."""
 
-    WAIT = "wait"  # run no trainer yet (a trainer of an older attempt is stopped)
+    WAIT = "wait"  # run no trainer yet; stop a trainer of an older attempt
     INSPECT = "inspect"  # like wait, and put an Inspection into the report
-    RUN = "run"  # exactly one trainer of `attempt` runs; one of an older attempt is stopped first; never restart one
-    EXIT = "exit"  # stop the trainer, end with ExitCode.SUPERSEDED
+    RUN = "run"  # run one trainer of `attempt`, after stopping an older attempt's; never restart it
+    EXIT = "exit"  # stop the trainer and end, with ExitCode.SUPERSEDED unless training is done
 
 
 @dataclass(frozen=True)
 class SaveRequest:
-    """Save before ``seconds_left`` are over; None: no hurry. ``stop``: training ends once the request is answered.
+    """Save within ``seconds_left``; None: no hurry. ``stop``: training ends once the request is answered.
 
-    The operator writes it into a directive, the agent passes it to its trainer, and the ranks agree on it. The library
-    makes requests of its own: for SIGTERM, for the program and for the save policy.
+    The operator writes it into a directive, the agent passes it to its trainer, and the ranks agree on it. The agent makes
+    a request of its own on SIGTERM, and the library for SIGTERM, for the program and for the save policy.
     """
 
     id: str
@@ -125,7 +145,10 @@ class SaveRequest:
 
 @dataclass(frozen=True)
 class FailureHistory:
-    """How often a job's training failed, in how many seconds of running, before an attempt began."""
+    """How often a job's training failed before an attempt began, and for how many seconds trainers ran until then.
+
+    Written by the operator, passed on by the agent, read by the library for adaptive save intervals.
+    """
 
     failures: int = 0
     running_seconds: float = 0.0
@@ -138,25 +161,25 @@ class FailureHistory:
 
 @dataclass(frozen=True)
 class Directive:
-    """A worker's whole desired state. Written by the operator, obeyed by the agent.
+    """A worker's whole desired state. Written by the operator, carried out by the agent.
 
-    ``tag`` identifies everything but the seconds left and the history, which is the same for all of an attempt; a report
-    repeats it as ``obeys``.
+    ``tag`` identifies everything but the seconds left and the history, which is the same for all of an attempt; a
+    report repeats it as ``obeys``.
     """
 
     action: Action
     attempt: int
     coordinator: str = ""  # host:port for action run
-    pin: CheckpointRef | None = None  # newest that may be restored; None: nothing, start from init
-    take_over: bool = False  # the operator has seen that the recorded owner is gone, or the user insists
+    pin: CheckpointRef | None = None  # newest checkpoint that may be restored; None: start from scratch
+    take_over: bool = False  # the recorded owner is gone, or the spec says so
     save: SaveRequest | None = None
     why: str = ""  # with action exit, for the log; not in the tag
-    leader: str = ""  # where to ask instead (421), host:port; "" here
+    leader: str = ""  # with a 421: host:port of the operator to ask instead; else ""
     history: FailureHistory | None = None  # what the operator has observed of this job; with action run
 
     @property
     def tag(self) -> str:
-        """A digest that changes exactly when the directive changes in meaning; a shrinking deadline is no change."""
+        """A digest that changes exactly when the directive changes in meaning. A shrinking deadline is no change."""
         save = None if self.save is None else (self.save.id, self.save.stop)
         pin = None if self.pin is None else (self.pin.attempt, self.pin.step, self.pin.digest)
         meaning = (self.action.value, self.attempt, self.coordinator, pin, self.take_over, save)

@@ -8,6 +8,7 @@ from dataclasses import dataclass, field
 from typing import Literal
 
 from holdfast_contract.api import TrainingJobStatus
+from holdfast_contract.identity import PodUid
 from holdfast_contract.reasons import Metric, Reason
 from holdfast_contract.sync import Directive
 
@@ -89,7 +90,7 @@ class JobPlan:
 
     status: TrainingJobStatus
     actions: tuple[Action, ...] = ()
-    directives: Mapping[str, Directive] | None = None  # by pod UID
+    directives: Mapping[PodUid, Directive] | None = None
     events: tuple[Event, ...] = ()
     counts: tuple[Count, ...] = ()
     requeue_after_seconds: float = 0.0

@@ -13,6 +13,7 @@ from collections.abc import Iterable
 from typing import Final
 
 from holdfast_contract.api import AttemptEnd, CheckpointPoint, Strategy, TrainingJobStatus, Transition
+from holdfast_contract.api_status import MAX_LAST_LINES, MAX_MESSAGE
 from holdfast_contract.reasons import Cause, Metric, Reason
 from holdfast_operator.decide import failure_history, job_goodput, run_inspection, step_progress
 from holdfast_operator.decide.actions import Count, Event, StatusDecision
@@ -36,10 +37,10 @@ def finish(view: JobView, cause: Cause, *, message: str, end: End | None = None)
     record = AttemptEnd(
         attempt=view.status.active_attempt,
         cause=cause,
-        message=message[:4096],
+        message=message[:MAX_MESSAGE],
         worker=end.worker.index if end is not None else None,
         exit_code=end.code if end is not None else None,
-        last_lines=end.last_lines[-8192:] if end is not None else "",
+        last_lines=end.last_lines[-MAX_LAST_LINES:] if end is not None else "",
     )
     lost = lost_steps(view)
     status = job_goodput.charge_rework(view, lost)

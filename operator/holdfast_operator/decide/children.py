@@ -5,14 +5,11 @@ from __future__ import annotations
 import json
 from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import Any, Final
+from typing import Any
 
-from holdfast_contract import keys
+from holdfast_contract import defaults, keys
 from holdfast_operator.decide.actions import CreatePod
 from holdfast_operator.decide.facts import JobFact
-
-DEFAULT_GRACE_SECONDS: Final = 30
-DEFAULT_ORPHAN_SECONDS: Final = 900
 
 
 @dataclass(frozen=True)
@@ -24,7 +21,7 @@ class ControlSettings:
 
     url: str
     ca_pem: str
-    orphan_seconds: int = DEFAULT_ORPHAN_SECONDS
+    orphan_seconds: int = defaults.ORPHAN_SECONDS
 
 
 def pod_name(job: str, index: int, attempt: int) -> str:
@@ -66,7 +63,7 @@ def pod(job: JobFact, create: CreatePod, control: ControlSettings) -> dict[str, 
     template = job.spec.template.to_manifest()
     metadata, spec = template.get("metadata", {}), template["spec"]
     spec["restartPolicy"] = "Never"
-    spec.setdefault("terminationGracePeriodSeconds", DEFAULT_GRACE_SECONDS)
+    spec.setdefault("terminationGracePeriodSeconds", defaults.GRACE_SECONDS)
     spec.setdefault("automountServiceAccountToken", False)  # training needs no permission in the cluster
     spec["volumes"] = [*spec.get("volumes", []), *_volumes()]
     for container in spec["containers"]:

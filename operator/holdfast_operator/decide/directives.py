@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 
 from holdfast_contract import keys
+from holdfast_contract.identity import PodUid
 from holdfast_contract.reasons import Condition
 from holdfast_contract.sync import Action, Directive, SaveRequest
 from holdfast_operator.decide import conditions, failure_history, requested_saves, run_inspection
@@ -12,7 +13,7 @@ from holdfast_operator.decide.facts import PodFact
 from holdfast_operator.decide.members import JobView
 
 
-def directives(view: JobView) -> Mapping[str, Directive] | None:
+def directives(view: JobView) -> Mapping[PodUid, Directive] | None:
     """One directive per member and incoming pod, by pod UID. None: the published directives stay."""
     if conditions.holds(view.status, Condition.SUSPENDED):
         return {}

@@ -7,6 +7,7 @@ from dataclasses import dataclass, field
 from datetime import datetime
 
 from holdfast_contract.api import TrainingJobSpec, TrainingJobStatus
+from holdfast_contract.identity import PodUid
 from holdfast_contract.sync import Report
 
 
@@ -136,5 +137,5 @@ class Observation:
     job: JobFact
     pods: tuple[PodFact, ...] = ()
     nodes: Mapping[str, NodeFact] = field(default_factory=dict)
-    last_reports: Mapping[str, LastReport] = field(default_factory=dict)
+    last_reports: Mapping[PodUid, LastReport] = field(default_factory=dict)
     other_owner: OtherOwner | None = None

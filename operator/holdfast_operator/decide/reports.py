@@ -5,15 +5,14 @@ from __future__ import annotations
 from typing import Final
 
 from holdfast_contract.api import CheckpointPoint, ProgressStatus, RejectedPoint, TrainingJobStatus, WorkersStatus
-from holdfast_contract.api_status import MAX_REJECTED
-from holdfast_contract.manifest import CheckpointRef
+from holdfast_contract.api_status import MAX_MESSAGE, MAX_REJECTED, MAX_SHOWN_METRICS
+from holdfast_contract.manifest import CheckpointKey, CheckpointRef
 from holdfast_contract.reasons import Condition, Metric, Reason
 from holdfast_contract.sync import Progress, TrainerPhase
 from holdfast_operator.decide import conditions, requested_saves
 from holdfast_operator.decide.actions import Count, Event, StatusDecision
 from holdfast_operator.decide.members import JobView
 
-MAX_METRICS: Final = 32
 SHORTEST_STEP_SECONDS: Final = 1e-6
 LONGEST_STEP_SECONDS: Final = 1e6
 """Shorter and longer step times are ignored."""
@@ -71,7 +70,7 @@ def _progress(view: JobView) -> ProgressStatus | None:
         total_steps=slowest.total_steps,
         step_seconds=step_seconds,
         steps_per_second=round(1 / step_seconds, 3) if step_seconds else None,
-        metrics=dict(list(reported[0].metrics.items())[:MAX_METRICS]),
+        metrics=dict(list(reported[0].metrics.items())[:MAX_SHOWN_METRICS]),
         observed_at=view.now,
     )
 
@@ -97,7 +96,7 @@ def _checkpoints(view: JobView, status: TrainingJobStatus) -> StatusDecision:
     if restored is not None and restored != known.restored:
         origin = f"the checkpoint of attempt {restored.attempt}, step {restored.step}"
         events.append(Event(Reason.CHECKPOINT_RESTORED, f"attempt {status.active_attempt} restored {origin}"))
-    newest = _newest(view, restored, {(r.attempt, r.step) for r in rejected})
+    newest = _newest(view, restored, {r.key for r in rejected})
     if (
         newest is not None and known.newest is None
     ):  # later ones are only in status and metrics: a long job makes thousands
@@ -110,19 +109,14 @@ def _checkpoints(view: JobView, status: TrainingJobStatus) -> StatusDecision:
     return StatusDecision(status.model_copy(update={"checkpoint": checkpoint}), tuple(events), counts)
 
 
-def _key(point: CheckpointPoint) -> tuple[int, int]:
-    return point.attempt, point.step
-
-
 def _new_rejections(view: JobView) -> tuple[RejectedPoint, ...]:
-    known = {(r.attempt, r.step) for r in view.status.checkpoint.rejected}
-    fresh: dict[tuple[int, int], RejectedPoint] = {}
+    known = {r.key for r in view.status.checkpoint.rejected}
+    fresh: dict[CheckpointKey, RejectedPoint] = {}
     for _, last in view.reporting():
         for r in last.report.rejected:
-            if (r.attempt, r.step) not in known:
-                fresh.setdefault(
-                    (r.attempt, r.step), RejectedPoint(attempt=r.attempt, step=r.step, reason=r.reason[:4096])
-                )
+            if r.key not in known:
+                reason = r.reason[:MAX_MESSAGE]
+                fresh.setdefault(r.key, RejectedPoint(attempt=r.attempt, step=r.step, reason=reason))
     return tuple(fresh[k] for k in sorted(fresh, reverse=True))[:MAX_REJECTED]
 
 
@@ -139,7 +133,7 @@ def _restored(view: JobView) -> CheckpointPoint | None:
     return None
 
 
-def _newest(view: JobView, restored: CheckpointPoint | None, rejected: set[tuple[int, int]]) -> CheckpointPoint | None:
+def _newest(view: JobView, restored: CheckpointPoint | None, rejected: set[CheckpointKey]) -> CheckpointPoint | None:
     """The newest checkpoint that is committed and not rejected, by (attempt, step): a later attempt supersedes others."""
     known = [p for p in (view.status.checkpoint.newest, restored) if p is not None]
     reported: list[CheckpointRef] = [
@@ -152,5 +146,5 @@ def _newest(view: JobView, restored: CheckpointPoint | None, rejected: set[tuple
         for ref in reported
         if ref not in [requested_saves.to_checkpoint_ref(p) for p in known]
     ]
-    valid = [p for p in (*known, *fresh) if _key(p) not in rejected]
-    return max(valid, key=_key, default=None)
+    valid = [p for p in (*known, *fresh) if p.key not in rejected]
+    return max(valid, key=lambda p: p.key, default=None)

@@ -4,20 +4,16 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 from datetime import datetime
-from typing import Final, Literal
+from typing import Final
 
 from holdfast_contract.api import CheckpointPoint, SaveStatus, TrainingJobStatus
+from holdfast_contract.api_status import MAX_DIGEST, SavePurpose
 from holdfast_contract.manifest import CheckpointRef
 from holdfast_contract.reasons import SaveOutcome
 from holdfast_contract.sync import SaveReport
 from holdfast_operator.decide import step_progress
 from holdfast_operator.decide.causes import ends
 from holdfast_operator.decide.members import JobView
-
-MAX_DIGEST: Final = 128
-"""Longest digest that the status takes. A longer one is wrong, and no checkpoint will match the pin."""
-
-Purpose = Literal["Preemption", "Switch", "Suspend", "Delete"]
 
 LATE_ANSWER_SECONDS: Final = 2.0
 """How long after the deadline an answer may still arrive before the save counts as failed."""
@@ -31,13 +27,8 @@ class Verdict:
     step: int | None = None
     reason: str = ""
 
-    @property
-    def good(self) -> bool:
-        """Whether a committed checkpoint answers the request."""
-        return self.outcome in {SaveOutcome.COMMITTED, SaveOutcome.FRESH}
 
-
-def request_save(view: JobView, purpose: Purpose, deadline: datetime) -> TrainingJobStatus:
+def request_save(view: JobView, purpose: SavePurpose, deadline: datetime) -> TrainingJobStatus:
     """The status with a new save request. It replaces an open one, whose running save may still answer the new one.
 
     Args:
@@ -75,7 +66,7 @@ def judge(view: JobView, request: SaveStatus) -> Verdict | None:
 
 def describe(verdict: Verdict) -> str:
     """The verdict in words, for conditions and Events."""
-    if verdict.good:
+    if verdict.outcome.is_saved:
         return f"step {verdict.step} was saved"
     return f"the last steps were not saved ({verdict.outcome.value}): {verdict.reason}"
 

@@ -40,11 +40,11 @@ def newest_checkpoint(view: JobView, known: TrainingJobStatus, found: Inspection
         known: the status.
         found: the inspection.
     """
-    rejected = {(r.attempt, r.step) for r in known.checkpoint.rejected}
+    rejected = {r.key for r in known.checkpoint.rejected}
     points = [known.checkpoint.newest] if known.checkpoint.newest is not None else []
     points += [
         requested_saves.to_status_point(ref)
         for ref in found.candidates
-        if ref.attempt <= view.status.active_attempt and (ref.attempt, ref.step) not in rejected
+        if ref.attempt <= view.status.active_attempt and ref.key not in rejected
     ]
-    return max(points, key=lambda p: (p.attempt, p.step), default=None)
+    return max(points, key=lambda p: p.key, default=None)

@@ -5,12 +5,13 @@ from __future__ import annotations
 from datetime import timedelta
 from typing import Final
 
+from holdfast_contract import defaults
+from holdfast_contract.api_status import SavePurpose
 from holdfast_contract.reasons import Reason
 from holdfast_operator.decide import requested_saves
 from holdfast_operator.decide.actions import Event, StatusDecision
 from holdfast_operator.decide.members import JobView
 
-DEFAULT_GRACE_SECONDS: Final = 30
 POLL_SECONDS: Final = 0.5
 """How soon a wait that usually ends with a report is checked again, in case a wake-up is lost."""
 
@@ -19,10 +20,10 @@ NOTHING_SAVED: Final = "no trainer ran, so nothing was saved"
 
 def grace_seconds(view: JobView) -> int:
     """The workers' grace period: that of the pod template, or the default of Kubernetes."""
-    return view.spec.template.spec.termination_grace_period_seconds or DEFAULT_GRACE_SECONDS
+    return view.spec.template.spec.termination_grace_period_seconds or defaults.GRACE_SECONDS
 
 
-def stop(view: JobView, purpose: requested_saves.Purpose, reason: Reason) -> StatusDecision:
+def stop(view: JobView, purpose: SavePurpose, reason: Reason) -> StatusDecision:
     """Request a save after which the trainers end, with the grace period as its deadline.
 
     Args:

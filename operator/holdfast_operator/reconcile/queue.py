@@ -15,12 +15,11 @@ import time
 from collections.abc import Awaitable, Callable
 from typing import Final
 
+from holdfast_contract.identity import JobKey
 from holdfast_contract.reasons import Metric
 from holdfast_operator.decide.actions import Count
 from holdfast_operator.gateway.kube_errors import KubeError, TooManyRequests, Unavailable
 from holdfast_operator.interfaces import Metrics
-
-Key = tuple[str, str]
 
 WORKERS: Final = 8
 PASS_SECONDS: Final = 120.0
@@ -50,11 +49,11 @@ class WorkQueue:
             clock: monotonic seconds.
         """
         self._work, self._metrics, self._clock = work, metrics, clock
-        self._due: dict[Key, float] = {}
-        self._heap: list[tuple[float, int, Key]] = []
+        self._due: dict[JobKey, float] = {}
+        self._heap: list[tuple[float, int, JobKey]] = []
         self._order = itertools.count()
-        self._running: set[Key] = set()
-        self._failures: dict[Key, int] = {}
+        self._running: set[JobKey] = set()
+        self._failures: dict[JobKey, int] = {}
         self._changed = asyncio.Event()
 
     def add(self, namespace: str, name: str, delay_seconds: float = 0.0) -> None:
@@ -65,7 +64,7 @@ class WorkQueue:
             name: the job's name.
             delay_seconds: the key is due after this time at the latest.
         """
-        key, when = (namespace, name), self._clock() + delay_seconds
+        key, when = JobKey(namespace, name), self._clock() + delay_seconds
         if self._due.get(key, float("inf")) <= when:
             return
         self._due[key] = when
@@ -89,7 +88,7 @@ class WorkQueue:
                     heapq.heappush(self._heap, (self._due[key], next(self._order), key))
                     self._changed.set()
 
-    async def _take(self) -> Key:
+    async def _take(self) -> JobKey:
         while True:
             wait = self._seconds_to_next()
             if wait is not None and wait <= 0:
@@ -113,7 +112,7 @@ class WorkQueue:
             heapq.heappop(self._heap)
         return None
 
-    async def _pass(self, key: Key) -> None:
+    async def _pass(self, key: JobKey) -> None:
         began = self._clock()
         try:
             async with asyncio.timeout(PASS_SECONDS):
@@ -127,7 +126,7 @@ class WorkQueue:
                 self.add(*key, max(again, MIN_DELAY_SECONDS))
         self._metrics.count(Count(Metric.RECONCILE_SECONDS, self._clock() - began))
 
-    def _failed(self, key: Key, error: Exception) -> None:
+    def _failed(self, key: JobKey, error: Exception) -> None:
         failures = self._failures[key] = self._failures.get(key, 0) + 1
         delay = min(BACKOFF_CAP_SECONDS, BACKOFF_BASE_SECONDS * 2.0 ** min(failures - 1, 10)) * random.uniform(0.8, 1.2)
         if isinstance(error, TooManyRequests):

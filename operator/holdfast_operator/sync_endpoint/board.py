@@ -14,9 +14,7 @@ from dataclasses import dataclass, field
 from typing import Final
 
 from holdfast_contract import sync
-
-Key = tuple[str, str]
-"""Namespace and name of a job."""
+from holdfast_contract.identity import JobKey
 
 
 @dataclass(frozen=True)
@@ -88,7 +86,7 @@ class Board:
     ) -> None:
         self._wake = wake
         self._clock = clock
-        self._jobs: dict[Key, _Job] = {}
+        self._jobs: dict[JobKey, _Job] = {}
         self._closed = False
 
     def open(self) -> None:
@@ -117,12 +115,12 @@ class Board:
             job.first_asked.setdefault(pod, job.publishes)
         before = job.reports.get(pod)
         job.reports[pod] = Received(report, self._clock())
-        if before is None or meaning(before.report) != meaning(report):
+        if before is None or before.report.meaning() != report.meaning():
             self._wake(pod.namespace, job_name)
 
     def reports(self, namespace: str, job_name: str) -> Mapping[PodIdentity, Received]:
         """The newest report of each pod of a job, as of now."""
-        job = self._jobs.get((namespace, job_name))
+        job = self._jobs.get(JobKey(namespace, job_name))
         return dict(job.reports) if job is not None else {}
 
     def publish(self, namespace: str, job_name: str, directives: Mapping[PodIdentity, sync.Directive]) -> None:
@@ -152,14 +150,14 @@ class Board:
 
     def forget(self, namespace: str, job_name: str) -> None:
         """Remove a job that no longer exists: no pod is a member of it any more."""
-        job = self._jobs.pop((namespace, job_name), None)
+        job = self._jobs.pop(JobKey(namespace, job_name), None)
         if job is not None:
             job.directives = {}
             job.changed.set()
 
     def current(self, pod: PodIdentity, job_name: str) -> Answer:
         """The pod's directive now, without waiting."""
-        job = self._jobs.get((pod.namespace, job_name))
+        job = self._jobs.get(JobKey(pod.namespace, job_name))
         return NOT_READY if self._closed or job is None else self._answer_to(job, pod)
 
     async def directive(self, pod: PodIdentity, job_name: str, obeys_tag: str, hold_seconds: float) -> Answer:
@@ -203,15 +201,4 @@ class Board:
         return NOT_MEMBER if job.publishes >= asked + 2 else NOT_READY
 
     def _job(self, namespace: str, name: str) -> _Job:
-        return self._jobs.setdefault((namespace, name), _Job())
-
-
-def meaning(report: sync.Report) -> sync.Report:
-    """The report without what changes every second and decides nothing: steps, seconds, forecasts."""
-    return dataclasses.replace(
-        report,
-        progress=None,
-        buckets={},
-        saves=tuple(dataclasses.replace(save, forecast_seconds=None) for save in report.saves),
-        terminating_seconds_left=None if report.terminating_seconds_left is None else 0.0,
-    )
+        return self._jobs.setdefault(JobKey(namespace, name), _Job())

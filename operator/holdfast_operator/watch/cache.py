@@ -8,9 +8,8 @@ from collections.abc import Iterable, Mapping
 from typing import Any
 
 from holdfast_contract import keys
+from holdfast_contract.identity import JobKey
 from holdfast_operator.gateway.kube import Json
-
-Key = tuple[str, str]
 
 
 class WatchCache:
@@ -18,7 +17,7 @@ class WatchCache:
 
     def __init__(self) -> None:
         self._jobs: dict[str, Json] = {}
-        self._pods: dict[str, tuple[Key, str]] = {}
+        self._pods: dict[str, tuple[JobKey, str]] = {}
         self._nodes: dict[str, str] = {}
 
     def jobs(self) -> list[Json]:
@@ -36,19 +35,19 @@ class WatchCache:
         """Replace all jobs by those of a live list."""
         self._jobs = {job["metadata"]["uid"]: _slim(job) for job in jobs}
 
-    def job(self, event: str, job: Mapping[str, Any]) -> list[Key]:
+    def job(self, event: str, job: Mapping[str, Any]) -> list[JobKey]:
         """Store a job that has changed. Returns the keys to wake."""
         meta = job["metadata"]
         if event == "DELETED":
             self._jobs.pop(meta["uid"], None)
         else:
             self._jobs[meta["uid"]] = _slim(job)
-        return [(meta["namespace"], meta["name"])]
+        return [JobKey(meta["namespace"], meta["name"])]
 
-    def pod(self, event: str, pod: Mapping[str, Any]) -> list[Key]:
+    def pod(self, event: str, pod: Mapping[str, Any]) -> list[JobKey]:
         """Store the node of a job's pod that has changed. Returns the keys to wake."""
         meta = pod["metadata"]
-        key = (meta["namespace"], meta["labels"][keys.LABEL_JOB_NAME])
+        key = JobKey(meta["namespace"], meta["labels"][keys.LABEL_JOB_NAME])
         node = pod.get("spec", {}).get("nodeName")
         if event == "DELETED":
             self._pods.pop(meta["uid"], None)
@@ -56,7 +55,7 @@ class WatchCache:
             self._pods[meta["uid"]] = (key, node)
         return [key]
 
-    def node(self, event: str, node: Mapping[str, Any]) -> list[Key]:
+    def node(self, event: str, node: Mapping[str, Any]) -> list[JobKey]:
         """Store a node that has changed. Returns the keys of jobs with pods on it, unless only its heartbeat changed."""
         meta = node["metadata"]
         now = "" if event == "DELETED" else _notice_digest(node)

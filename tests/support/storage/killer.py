@@ -30,9 +30,9 @@ import jax
 from holdfast.distributed import coordination
 from holdfast.distributed.coordination import Coordination
 from holdfast.policies.keep_rules import KeepLatest
-from holdfast.store import UNPINNED, Request
+from holdfast.store import UNPINNED, CheckpointExtras
 from holdfast.store.format import fs
-from holdfast.store.settings import WriterName
+from holdfast.store.store_settings import WriterName
 from tests.support.storage import states
 from tests.support.training.coordinator import coordinator_address
 
@@ -137,7 +137,7 @@ def save_once(root: Path, shared: Coordination, writer: WriterName = "direct") -
     """A new attempt claims the run, restores and saves step 2."""
     store = states.store_at(root, 2, shared=shared, settings=replace(states.QUICK, writer=writer))
     store.restore(UNPINNED, states.small_state(0))
-    store.save(2, states.small_state(2), Request(data=b"2")).result(30)
+    store.save(2, states.small_state(2), CheckpointExtras(data=b"2")).result(30)
     store.close()
 
 
@@ -145,7 +145,7 @@ def save_and_retain(root: Path, shared: Coordination) -> None:
     """A new attempt saves two steps and keeps the last two: the checkpoint of the first attempt is deleted."""
     store = states.store_at(root, 2, retention=KeepLatest(1), shared=shared)
     for step in (2, 3):
-        store.save(step, states.small_state(step), Request(data=str(step).encode())).result(30)
+        store.save(step, states.small_state(step), CheckpointExtras(data=str(step).encode())).result(30)
     store.close()
 
 

@@ -13,7 +13,7 @@ import numpy as np
 from holdfast.distributed.coordination import Coordination
 from holdfast.store import UNPINNED
 from holdfast.store.format import orbax_io
-from holdfast.store.read import verifying
+from holdfast.store.read import verified_read
 from tests.support.storage.reshard_tasks import Layout, laid_out, sharding_of
 from tests.support.storage.states import bits, state_of, store_at
 from tests.support.storage.world import Scoped
@@ -22,9 +22,9 @@ from tests.support.storage.world import Scoped
 @contextmanager
 def reading(*, by_orbax: bool) -> Iterator[list[str]]:
     """Inside, restores are read by Orbax, or by Holdfast alone; the list says who has read."""
-    plan, load = verifying.plan_state, orbax_io.load
+    plan, load = verified_read.plan_state, orbax_io.load
     readers: list[str] = []
-    patched: Any = (verifying, orbax_io)
+    patched: Any = (verified_read, orbax_io)
 
     def planned(*args: Any, **kwargs: Any) -> Any:
         made = None if by_orbax else plan(*args, **kwargs)

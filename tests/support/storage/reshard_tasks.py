@@ -10,7 +10,7 @@ import jax.numpy as jnp
 import numpy as np
 
 from holdfast.distributed.coordination import Coordination
-from holdfast.store import UNPINNED, Request
+from holdfast.store import UNPINNED, CheckpointExtras
 from tests.support.storage.states import bits, store_at
 
 Layout = tuple[tuple[int, int], tuple[str | None, ...]]
@@ -45,7 +45,7 @@ def save_laid_out(shared: Coordination | None, root: Path, attempt: int, layout:
     """Save step 17 with a data position that names the process."""
     store = store_at(root, attempt, shared=shared) if shared else store_at(root, attempt)
     rank = shared.process_index if shared else 0
-    store.save(17, laid_out(layout), Request(data=b'{"json": {"process": %d}}' % rank)).result(30)
+    store.save(17, laid_out(layout), CheckpointExtras(data=b'{"json": {"process": %d}}' % rank)).result(30)
     store.close()
     return True
 

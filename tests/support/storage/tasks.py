@@ -14,9 +14,9 @@ from jax.experimental import multihost_utils
 
 from holdfast import errors
 from holdfast.distributed.coordination import Coordination
-from holdfast.store import UNPINNED, Request, StoreSettings
+from holdfast.store import UNPINNED, CheckpointExtras, StoreSettings
 from holdfast.store.format import digests, fs
-from holdfast.store.read.candidates import Choice
+from holdfast.store.read.candidates import CheckpointChoice
 from holdfast_contract.manifest import CheckpointRef
 from tests.support.storage.states import QUICK, bits, state_of, store_at
 
@@ -33,7 +33,7 @@ def save_steps(
     for step in steps:
         data = f"rank {shared.process_index} step {step}".encode()
         loss = jnp.float32((losses or {}).get(step, step))
-        handle = store.save(step, state_of(step), Request(data=data, metrics={"loss": loss}))
+        handle = store.save(step, state_of(step), CheckpointExtras(data=data, metrics={"loss": loss}))
         refs.append(handle.result(30))
     store.close()
     return {"refs": refs}
@@ -56,7 +56,7 @@ def restore(shared: Coordination, root: Path, attempt: int, shape_seed: int = 0)
 
 
 def restore_choice(
-    shared: Coordination, root: Path, attempt: int, choice: Choice, pin: CheckpointRef | None = None
+    shared: Coordination, root: Path, attempt: int, choice: CheckpointChoice, pin: CheckpointRef | None = None
 ) -> Told:
     """Restore by a choice, below a pin if there is one: what this rank got, or why it got nothing."""
     store = store_at(root, attempt, shared=shared)
@@ -104,18 +104,18 @@ def train_while_saving(shared: Coordination, root: Path, saves: int) -> Told:
 def save_with_fault(shared: Coordination, root: Path, rank: int, operation: str, number: int) -> Told:
     """Step 1 well, step 2 with an injected error on one rank, step 3 well."""
     store = store_at(root, 1, shared=shared)
-    store.save(1, state_of(1), Request(data=b"1")).result(30)
+    store.save(1, state_of(1), CheckpointExtras(data=b"1")).result(30)
     if shared.process_index == rank:
         fs.set_fault_hook(_fail_once(operation, number))
     try:
-        store.save(2, state_of(2), Request(data=b"2")).result(30)
+        store.save(2, state_of(2), CheckpointExtras(data=b"2")).result(30)
         told: Told = {"error": None}
     except errors.SaveError as error:
         told = {"error": type(error).__name__, "rank": error.rank, "errno": error.errno, "step": error.step}
         told["path"] = str(error.path)
     finally:
         fs.set_fault_hook(None)
-    told["third"] = store.save(3, state_of(3), Request(data=b"3")).result(30)
+    told["third"] = store.save(3, state_of(3), CheckpointExtras(data=b"3")).result(30)
     store.close()
     return told
 

@@ -19,7 +19,7 @@ from holdfast.distributed.coordination import Coordination
 from holdfast.state.structure import is_key
 from holdfast.store import UNPINNED, StoreSettings
 from holdfast.store.format import fs
-from holdfast.store.settings import WriterName
+from holdfast.store.store_settings import WriterName
 from tests.support.storage.states import bits, store_at
 
 JAX_DTYPES = (

@@ -1,1 +1,1 @@
-"""Checkpoints seen from outside a training: list, verify, load, compare, and seal those of other programs."""
+"""Checkpoints outside a training run: list, verify, load, compare, and seal those of other programs."""

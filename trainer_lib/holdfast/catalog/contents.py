@@ -1,4 +1,4 @@
-"""The leaves of any checkpoint, ours or a sealed one of plain Orbax, by stored name; and how to read them."""
+"""The leaves of any checkpoint by stored name, and how to read them: Holdfast's own, or a sealed one of plain Orbax."""
 
 from __future__ import annotations
 
@@ -22,69 +22,70 @@ _PYTHON_TYPES: Final = {"bool": "bool", "int64": "int", "float64": "float"}
 
 @dataclass(frozen=True)
 class Contents:
-    """``leaves`` by name; ``places``: the folder that Orbax reads a leaf from, and its name there."""
+    """``leaves`` by name. ``places``: for each leaf, the folder that Orbax reads it from, and its name there."""
 
     found: Found
     leaves: Mapping[str, Leaf]
     places: Mapping[str, tuple[Path, str]]
 
-    def read(self, wanted: Mapping[str, Any], *, compared: bool = False) -> dict[str, Any]:
-        """The values of some leaves, as ``orbax_io.load_named`` gives them.
+    def read(self, requested: Mapping[str, Any], *, compared: bool = False) -> dict[str, Any]:
+        """The values of some leaves, as ``orbax_io.load_named`` returns them.
 
-        ``compared``: the whole checkpoint is compared with its manifest while it is read, so that no byte is handed out
-        that was not; only with one that is ``own``.
+        ``requested`` maps names to leaves with the shape, dtype and sharding to fill. With ``compared`` the whole checkpoint
+        is compared with its manifest in the same pass, so every returned byte was compared; for Holdfast's own alone.
 
         Raises:
             DamagedCheckpoint: a file is not as the manifest says. StorageError: storage does not answer.
         """
-        values = self._read_directly(wanted, compared=compared) if is_own(self.found) else None
-        return self._read_by_orbax(wanted) if values is None else values
+        values = self._read_directly(requested, compared=compared) if is_own(self.found) else None
+        return self._read_by_orbax(requested) if values is None else values
 
-    def _read_directly(self, wanted: Mapping[str, Any], *, compared: bool) -> dict[str, Any] | None:
-        """None if it must be left to Orbax; the files are then compared nevertheless."""
-        from holdfast.store.read import verifying
-        from holdfast.store.read.reader import NotUnderstoodError
+    def _read_directly(self, requested: Mapping[str, Any], *, compared: bool) -> dict[str, Any] | None:
+        """The values; None if Orbax must read them. The files are compared in both cases."""
+        from holdfast.store.read import verified_read
+        from holdfast.store.read.read_plan import NotUnderstoodError
 
         folder, files = self.found.folder, self.found.manifest.files
-        plan = verifying.plan_state(folder, files, dict(wanted))
+        plan = verified_read.plan_state(folder, files, dict(requested))
         limits: Any = {"threads": IO_THREADS, "transient_seconds": TRANSIENT_SECONDS}
         try:
-            with _told(folder):
+            with _errors_of_holdfast(folder):
                 if compared:
-                    verifying.verify_and_read(folder, files, plan, **limits)
+                    verified_read.verify_and_read(folder, files, plan, **limits)
                 elif plan is not None:
-                    verifying.read_others(folder, files, plan, **limits)
+                    verified_read.read_others(folder, files, plan, **limits)
                 return None if plan is None else dict(plan.state())
         except NotUnderstoodError:
             return None
 
-    def _read_by_orbax(self, wanted: Mapping[str, Any]) -> dict[str, Any]:
+    def _read_by_orbax(self, requested: Mapping[str, Any]) -> dict[str, Any]:
         from holdfast.store.format import orbax_io
 
         values: dict[str, Any] = {}
-        for folder in dict.fromkeys(self.places[name][0] for name in wanted):
-            here = {self.places[name][1]: name for name in wanted if self.places[name][0] == folder}
-            found = orbax_io.load_named(folder, {inner: wanted[name] for inner, name in here.items()})
+        for folder in dict.fromkeys(self.places[name][0] for name in requested):
+            here = {self.places[name][1]: name for name in requested if self.places[name][0] == folder}
+            found = orbax_io.load_named(folder, {inner: requested[name] for inner, name in here.items()})
             values |= {here[inner]: value for inner, value in found.items()}
         return values
 
 
 def is_own(found: Found) -> bool:
-    """Whether Holdfast wrote it; else plain Orbax did, and it was sealed."""
+    """Whether Holdfast wrote it. Otherwise plain Orbax wrote it, and it was sealed."""
     return found.ref.attempt != SEALED_ATTEMPT
 
 
 def contents_of(found: Found) -> Contents:
-    """What a checkpoint holds, by its records: our own is compared here, those of a sealed step must have been.
+    """The leaves of a checkpoint, from its records.
 
-    Of a sealed step every item that is a tree of arrays; with several, names begin with the item's.
+    The record of Holdfast's own checkpoint is verified here; a sealed step must have been verified before. A sealed step
+    contributes every item that is a tree of arrays; with several items, names begin with the item's name.
 
     Raises:
         DamagedCheckpoint, StorageError: as ``Contents.read``. ValueError: a sealed step holds no tree of arrays.
     """
     if is_own(found):
         record = [entry for entry in found.manifest.files if entry.path == STRUCTURE_FILE]
-        with _told(found.folder):
+        with _errors_of_holdfast(found.folder):
             digests.verify_digests(found.folder, record, threads=1, transient_seconds=TRANSIENT_SECONDS)
             read = from_bytes((found.folder / STRUCTURE_FILE).read_bytes())
         leaves = {name_of(leaf.path): leaf for leaf in read.leaves}
@@ -103,8 +104,8 @@ def contents_of(found: Found) -> Contents:
 
 
 @contextmanager
-def _told(folder: Path) -> Iterator[None]:
-    """What goes wrong with files, in the words of ``holdfast.errors``."""
+def _errors_of_holdfast(folder: Path) -> Iterator[None]:
+    """Turn errors of files into those of ``holdfast.errors``."""
     try:
         yield
     except digests.DamagedFileError as error:
@@ -130,7 +131,7 @@ def _foreign_leaves(item: Path) -> Iterator[tuple[str, Leaf]]:
 
 
 def _key_implementations(item: Path) -> dict[str, str]:
-    """By name, the implementation of random keys, whose data are stored."""
+    """By name, the implementation of PRNG keys, whose data are stored."""
     files = sorted((item / orbax_records.ARRAY_METADATA_FOLDER).glob("process_*"))
     records = [record for file in files for record in orbax_records.array_records(file)]
     return {record.name: record.key_impl for record in records if record.key_impl}

@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from holdfast import errors
-from holdfast.catalog import listing as catalog
+from holdfast.catalog import listing
 from holdfast.catalog.contents import Contents, contents_of
 from holdfast.state.leaves import Leaf
 from holdfast_contract import codec
@@ -26,11 +26,11 @@ class Change:
 
 
 @dataclass(frozen=True)
-class Difference:
-    """What two checkpoints do not have in common, by stored names of leaves.
+class CheckpointDifference:
+    """How two checkpoints differ, by stored names of leaves.
 
-    ``values`` maps each leaf whose bits differ to the greatest absolute difference of its numbers (NaN where only one
-    side is a number, and for keys); None if values were not compared.
+    ``compared``: how many names both have. ``values`` maps each leaf whose bits differ to the greatest absolute difference
+    of its numbers, or NaN if no element is a number on both sides; None if values were not compared.
     """
 
     only_first: tuple[str, ...]
@@ -45,7 +45,7 @@ class Difference:
         return not (self.only_first or self.only_second or self.changed or self.values)
 
     def to_jsonable(self) -> dict[str, Any]:
-        """For programs; a difference that is no finite number is None."""
+        """For programs; a difference that is not finite is None."""
         values = self.values
         plain = None if values is None else {k: v if math.isfinite(v) else None for k, v in values.items()}
         return {
@@ -58,7 +58,7 @@ class Difference:
         }
 
     def lines(self) -> Iterator[str]:
-        """For people."""
+        """For people, one difference a line and a summary last."""
         yield from (f"- {name}: only in the first" for name in self.only_first)
         yield from (f"+ {name}: only in the second" for name in self.only_second)
         yield from (f"! {c.name}: {c.first} in the first, {c.second} in the second" for c in self.changed)
@@ -68,19 +68,26 @@ class Difference:
         yield f"{what} of {self.compared} common leaves compared: {'no difference' if self.same else 'they differ'}"
 
 
-def compare(first: str | os.PathLike[str], second: str | os.PathLike[str], *, values: bool = True) -> Difference:
-    """Compare two steps' folders. With ``values``, every byte is verified first and every number compared.
+def compare(
+    first: str | os.PathLike[str], second: str | os.PathLike[str], *, values: bool = True
+) -> CheckpointDifference:
+    """Compare two checkpoints.
+
+    Args:
+        first: the folder of a step.
+        second: the folder of another step.
+        values: verify every byte first, then compare every number; otherwise compare structures only.
 
     Raises:
         FileNotFoundError: a path is not the folder of a checkpoint.
-        DamagedCheckpoint: one may not be believed.
+        DamagedCheckpoint: a checkpoint may not be used.
     """
     both = [contents_of(_found(path, deep=values)) for path in (first, second)]
     one, two = (contents.leaves for contents in both)
     common = [name for name in one if name in two]
-    changed = [Change(n, _said(one[n]), _said(two[n])) for n in common if _said(one[n]) != _said(two[n])]
-    same = [name for name in common if _said(one[name]) == _said(two[name])]
-    return Difference(
+    changed = [Change(n, _text(one[n]), _text(two[n])) for n in common if _text(one[n]) != _text(two[n])]
+    same = [name for name in common if _text(one[name]) == _text(two[name])]
+    return CheckpointDifference(
         only_first=tuple(name for name in one if name not in two),
         only_second=tuple(name for name in two if name not in one),
         changed=tuple(changed),
@@ -89,20 +96,20 @@ def compare(first: str | os.PathLike[str], second: str | os.PathLike[str], *, va
     )
 
 
-def _said(leaf: Leaf) -> str:
+def _text(leaf: Leaf) -> str:
     return str(leaf)
 
 
 def _found(path: str | os.PathLike[str], *, deep: bool) -> Found:
-    place, entry = catalog.step_at(path)
-    checked = place.check(entry, deep=deep)
+    holder, entry = listing.step_at(path)
+    checked = holder.check(entry, deep=deep)
     if not checked.valid or not isinstance(entry, Found):
         raise errors.DamagedCheckpoint(checked.folder, reason=checked.reason)
     return entry
 
 
 def _values(both: list[Contents], leaves: Mapping[str, Leaf]) -> dict[str, float]:
-    from holdfast.catalog.reading import batches, read_raw
+    from holdfast.catalog.leaf_values import batches, read_raw
 
     differing: dict[str, float] = {}
     for batch in batches(leaves):
@@ -114,7 +121,7 @@ def _values(both: list[Contents], leaves: Mapping[str, Leaf]) -> dict[str, float
 
 
 def _greatest(one: Any, two: Any) -> float:
-    """Of the differences at places where both are numbers; NaN if there is none such."""
+    """The greatest absolute difference where both are numbers; NaN if that is nowhere."""
     import numpy as np
 
     if one.dtype.kind == "b":

@@ -1,4 +1,4 @@
-"""States loaded outside a session, for evaluation and inference and as the beginning of another run: nothing is written."""
+"""Loading a state outside a session, for evaluation, inference, or as the start of another run. Nothing is written."""
 
 from __future__ import annotations
 
@@ -11,12 +11,13 @@ from pathlib import Path
 from typing import Any
 
 from holdfast import errors
+from holdfast.catalog.choosing import choose, read_one, require_valid
 from holdfast.catalog.contents import contents_of, is_own
-from holdfast.catalog.listing import Place, choose, is_step, one_place, require_valid, step_at, take_one
+from holdfast.catalog.listing import CheckpointFolder, is_step, only_checkpoint_folder, step_at
 from holdfast.state import metadata
 from holdfast.state.changes import Allowed, compare
 from holdfast.state.leaves import Leaf, Structure, is_below, name_of
-from holdfast.store.read.candidates import NEWEST, Choice, Metric
+from holdfast.store.read.candidates import NEWEST, CheckpointChoice, Metric
 from holdfast_contract.manifest import Manifest, Rejection
 from holdfast_contract.runfolder import Found
 
@@ -26,10 +27,10 @@ _Read = Callable[[Mapping[str, Any]], dict[str, Any]]
 
 @dataclass(frozen=True)
 class Loaded:
-    """A state and where it comes from. ``rejected``: what would have been chosen, had it not been damaged.
+    """A state and where it comes from. ``rejected``: checkpoints that would have been chosen if they were not damaged.
 
-    ``new`` names the leaves that the checkpoint has not and that are as the caller gave them, ``dropped`` those left
-    behind; both only as allowed.
+    ``new`` names the leaves that the checkpoint lacks, which are as the caller passed them. ``dropped`` names the leaves
+    that were left out. Both only as allowed.
     """
 
     state: PyTree
@@ -44,11 +45,11 @@ class Loaded:
 
     @property
     def metadata(self) -> dict[str, Any]:
-        """What the program noted when it saved; empty if nothing. Raises OSError."""
+        """The metadata that the program saved; empty if there are none. Raises OSError."""
         return metadata.read(self.folder, self.manifest)
 
 
-def load(  # noqa: PLR0913  one call with a name for every choice, all but the path optional
+def load(  # noqa: PLR0913  one call; every argument but the path is an optional keyword
     path: str | os.PathLike[str],
     *,
     run: str | None = None,
@@ -59,11 +60,11 @@ def load(  # noqa: PLR0913  one call with a name for every choice, all but the p
     new_leaves: Sequence[str] = (),
     dropped_leaves: Sequence[str] = (),
 ) -> Loaded:
-    """A checkpoint's state, after every byte of it was compared with its manifest; the newest valid one by default.
+    """Load a checkpoint's state, the newest valid one by default, after comparing every byte with its manifest.
 
-    Without ``parts`` that is one reading, and the bytes handed out are those that were compared; but for sealed
-    checkpoints of plain Orbax. Every process that calls this reads and verifies the whole checkpoint; in a training
-    program use a session.
+    Without ``parts``, the checkpoint is read once, and the returned bytes are those that were compared. Sealed checkpoints
+    of plain Orbax, and ``parts``, take a second read. Every process that calls this reads and verifies the whole
+    checkpoint; a training program should use a session.
 
     Args:
         path: a checkpoint path, the folder of a run or attempt in it, the folder of an Orbax manager whose steps were
@@ -72,21 +73,22 @@ def load(  # noqa: PLR0913  one call with a name for every choice, all but the p
         step: this step and no other, from the newest attempt that has it.
         best: ``("loss", "min")`` or ``("accuracy", "max")``: the best valid one by a metric given to ``commit``.
         parts: only these parts of the state, by stored names: ``("params",)``, ``("params.encoder", "step")``.
-        like: a tree with the shapes, dtypes and shardings to fill, real or abstract, of ``parts`` alone if those are
-            given. Its leaves are found by name, so a dictionary fits what was a dataclass. Without it: nested
-            dictionaries by name, arrays on the default device.
-        new_leaves: names in ``like`` that the checkpoint may lack; those leaves come back as they are in ``like``. A
-            name stands for all below it, ``*`` for any characters.
+        like: a pytree with the shapes, dtypes and shardings to fill, real or abstract; of ``parts`` alone if those are
+            given. Leaves are matched by name, so a dictionary can fill in for a dataclass. Without it the result is
+            nested dictionaries by name, with arrays on the default device.
+        new_leaves: names in ``like`` that the checkpoint may lack; those leaves are returned as they are in ``like``. A
+            name includes everything below it; ``*`` matches any characters.
         dropped_leaves: names in the checkpoint (within ``parts``) that ``like`` may lack.
 
     Raises:
         FileNotFoundError: no such path, run, step or metric.
-        DamagedCheckpoint: the ``step`` that was asked for is damaged. NoValidCheckpoint: candidates exist, none is valid.
-        StructureMismatch: names every leaf that is missing, superfluous or of another shape, dtype or kind.
+        DamagedCheckpoint: the requested ``step`` is damaged.
+        NoValidCheckpoint: there are checkpoints, and none is valid.
+        StructureMismatch: names every leaf that is missing, unexpected, or of another shape, dtype or kind.
         StorageError: storage did not answer, or denied access.
     """
-    ask = _Ask(parts, like, Allowed(tuple(new_leaves), tuple(dropped_leaves)))
-    found, filled, rejected = _taken(path, run, Choice(step, best), ask)
+    request = _LoadRequest(parts, like, Allowed(tuple(new_leaves), tuple(dropped_leaves)))
+    found, filled, rejected = _read(path, run, CheckpointChoice(step, best), request)
     return Loaded(
         filled.state,
         found.ref.attempt,
@@ -108,8 +110,8 @@ class _Filled:
 
 
 @dataclass(frozen=True)
-class _Ask:
-    """What is wanted of a checkpoint, see ``load``."""
+class _LoadRequest:
+    """What to load of a checkpoint; see ``load``."""
 
     parts: Sequence[str] | None
     like: PyTree
@@ -117,31 +119,33 @@ class _Ask:
 
     def __post_init__(self) -> None:
         if self.like is None and self.allowed != Allowed():
-            raise ValueError("new_leaves, dropped_leaves: found without like, allowed: with the tree that differs")
+            raise ValueError("`like` is required with new_leaves and dropped_leaves but not set")
 
-    def take(self, place: Place, found: Found) -> _Filled:
-        """Compare it with its manifest and fill the tree. Raises as ``load``."""
-        in_one_reading = self.parts is None and is_own(found)
-        if not in_one_reading:  # of a few leaves, or by Orbax: not the bytes that are compared
-            require_valid(place, found, deep=True)
+    def read(self, holder: CheckpointFolder, found: Found) -> _Filled:
+        """Compare the checkpoint with its manifest and fill the tree. Raises as ``load``."""
+        in_one_read = self.parts is None and is_own(found)
+        if not in_one_read:  # a few leaves, or Orbax: the bytes are read again after the comparison
+            require_valid(holder, found, deep=True)
         contents = contents_of(found)
         stored = _within(contents.leaves, self.parts)
-        read = partial(contents.read, compared=in_one_reading)
+        read = partial(contents.read, compared=in_one_read)
         if self.like is None:
             return _Filled(_nested(read, stored))
         return _filled(read, stored, self.like, self.allowed)
 
 
-def _taken(
-    path: str | os.PathLike[str], run: str | None, choice: Choice, ask: _Ask
+def _read(
+    path: str | os.PathLike[str], run: str | None, choice: CheckpointChoice, request: _LoadRequest
 ) -> tuple[Found, _Filled, tuple[Rejection, ...]]:
     if run is None and is_step(path):
-        place, entry = step_at(path)
+        holder, entry = step_at(path)
         if choice != NEWEST:
-            raise ValueError(f"step, best: found one with the folder of a single step, {os.fspath(path)}")
-        return *take_one(place, entry, partial(ask.take, place)), ()
-    place = one_place(path, run=run)
-    return choose(place, choice, partial(ask.take, place))
+            raise ValueError(
+                f"step, best: found one of them with the folder of a step, {os.fspath(path)}, allowed: neither"
+            )
+        return *read_one(holder, entry, partial(request.read, holder)), ()
+    holder = only_checkpoint_folder(path, run=run)
+    return choose(holder, choice, partial(request.read, holder))
 
 
 def _within(stored: Mapping[str, Leaf], parts: Sequence[str] | None) -> Mapping[str, Leaf]:
@@ -159,10 +163,10 @@ def _within(stored: Mapping[str, Leaf], parts: Sequence[str] | None) -> Mapping[
 
 
 def _nested(read: _Read, stored: Mapping[str, Leaf]) -> PyTree:
-    from holdfast.catalog.reading import abstract_leaf
+    from holdfast.catalog.leaf_values import abstract_leaf
 
-    wanted = {name: abstract_leaf(leaf) for name, leaf in stored.items()}
-    values = read(wanted)
+    requested = {name: abstract_leaf(leaf) for name, leaf in stored.items()}
+    values = read(requested)
     if set(values) == {""}:
         return values[""]
     tree: dict[str, Any] = {}
@@ -182,7 +186,7 @@ def _filled(read: _Read, stored: Mapping[str, Leaf], like: PyTree, allowed: Allo
 
     paths, treedef = jax.tree_util.tree_flatten_with_path(like)
     here = {name_of(leaf.path): leaf for leaf in structure_of(like).leaves}
-    # In a checkpoint a numpy array and a jax array of the same numbers are the same thing to whoever reads it.
+    # A stored numpy array and a stored jax array with the same numbers are equivalent to a reader.
     there = {name: _as_kind_of(here.get(name), leaf) for name, leaf in stored.items()}
     changed = compare(_by_name(there), _by_name(here), allowed)
     new = tuple(name for name in here if f".{name}" in changed.new)
@@ -198,10 +202,10 @@ def _by_name(leaves: Mapping[str, Leaf]) -> Structure:
     return Structure(tuple(dataclasses.replace(leaf, path=f".{name}") for name, leaf in leaves.items()))
 
 
-def _as_kind_of(wanted: Leaf | None, leaf: Leaf) -> Leaf:
+def _as_kind_of(requested: Leaf | None, leaf: Leaf) -> Leaf:
     plain = {"array", "numpy"}
-    if wanted is not None and {wanted.kind.value, leaf.kind.value} <= plain:
-        return dataclasses.replace(leaf, kind=wanted.kind)
+    if requested is not None and {requested.kind.value, leaf.kind.value} <= plain:
+        return dataclasses.replace(leaf, kind=requested.kind)
     return leaf
 
 
@@ -212,7 +216,7 @@ def _require_real(names: Iterable[str], given: Mapping[str, Any]) -> None:
         if isinstance(given[name], jax.ShapeDtypeStruct):
             raise errors.StructureMismatch(
                 name,
-                expected="its initial value in like, since it is new",
+                expected="an initial value in `like`, because it is new",
                 found="no such leaf",
-                remedy="give real arrays for new leaves, not only their shape",
+                remedy="pass real arrays for new leaves, not only their shapes",
             )

@@ -1,14 +1,14 @@
-"""Manifests for checkpoints that another program writes: those of a plain Orbax ``CheckpointManager`` or ``Checkpointer``.
+"""Seals: manifests for checkpoints that a plain Orbax ``CheckpointManager`` or ``Checkpointer`` writes.
 
     manager.save(step, args=...)
     manager.wait_until_finished()
     holdfast.seal(manager.directory)             # after a save
-    step = holdfast.newest_sealed(directory)     # before a restore: the newest whose every byte is as it was sealed
+    step = holdfast.newest_sealed(directory)     # before a restore: the newest step without a changed byte
 
-The manifest lies in the step's own folder, so that the manager's retention takes it along; its readers pass over it.
-A seal says what was on disk when it was made, no more: what was damaged before is sealed with the damage.
+The manifest is in the step's own folder, so the manager's retention deletes it with the step, and Orbax's readers ignore it.
+A seal records what was on disk when it was made: a step that was damaged before is sealed with the damage.
 
-Works on folders alone and imports neither Orbax nor JAX. One process seals, once every process has written its part.
+This module works on folders and imports neither Orbax nor JAX. One process seals, after every process has written its part.
 """
 
 from __future__ import annotations
@@ -32,9 +32,9 @@ from holdfast_contract.runfolder import MAX_MANIFEST_BYTES, BadManifestError, Fo
 
 COMMIT_FILE: Final = "commit_success.txt"
 METADATA_FILE: Final = "_CHECKPOINT_METADATA"
-"""Both are written by Orbax 0.12.3 and later into a step's folder, the first when the step is whole."""
+"""Orbax 0.12.3 and later write both into a step's folder, the first one when the step is complete."""
 SEALED_ATTEMPT: Final = 0
-"""Our own attempts count from 1."""
+"""The attempt of sealed steps; Holdfast's own attempts count from 1."""
 IO_THREADS: Final = 4
 TRANSIENT_SECONDS: Final = 60.0
 _STEP_NAME: Final = re.compile(r"(?:[A-Za-z][\w.-]*?_)?(?P<step>[0-9]{1,18})", re.ASCII)
@@ -44,12 +44,12 @@ log = logging.getLogger("holdfast")
 
 @dataclass(frozen=True)
 class SealedFolder:
-    """The folder of a manager, whose steps lie directly in it: ``<root>/<step>`` or ``<root>/<prefix>_<step>``."""
+    """The folder of a manager. Its steps are directly in it: ``<root>/<step>`` or ``<root>/<prefix>_<step>``."""
 
     root: Path
 
     def steps(self) -> tuple[tuple[int, Path], ...]:
-        """Finished steps, sealed or not, ascending. Folders of unfinished saves and deletions have other names."""
+        """Finished steps, sealed or not, ascending. The folders of unfinished saves and deletions have other names."""
         found = []
         with os.scandir(self.root) as entries:
             for entry in entries:
@@ -59,14 +59,14 @@ class SealedFolder:
         return tuple(sorted(found))
 
     def walk(self) -> Iterator[Found | Rejection]:
-        """Every sealed step or refusal, newest first. A step without a manifest is not sealed, and left out."""
+        """Every sealed step or refusal, newest first. A step without a manifest is not sealed and left out."""
         for step, folder in reversed(self.steps()):
             entry = self.look(step, folder)
             if entry is not None:
                 yield entry
 
     def look(self, step: int, folder: Path) -> Found | Rejection | None:
-        """What the manifest in ``folder`` says; None if there is none. Raises OSError."""
+        """The step that the manifest in ``folder`` describes, or its refusal; None without a manifest. Raises OSError."""
         try:
             data = read_regular_file(folder / MANIFEST_FILE, MAX_MANIFEST_BYTES)
             if data is None:
@@ -80,11 +80,11 @@ class SealedFolder:
         return Found(CheckpointRef(SEALED_ATTEMPT, step, manifest.digest_of(data)), folder, read)
 
     def folder_of(self, step: int) -> Path:
-        """Where a step lies. Raises FileNotFoundError."""
+        """The folder of a step. Raises FileNotFoundError."""
         for number, folder in self.steps():
             if number == step:
                 return folder
-        raise FileNotFoundError(f"{self.root}: no finished checkpoint of step {step}")
+        raise FileNotFoundError(f"{self.root}: found no finished checkpoint of step {step}")
 
 
 def seal(
@@ -94,23 +94,27 @@ def seal(
     metrics: Mapping[str, float] | None = None,
     process_count: int = 1,
 ) -> tuple[CheckpointRef, ...]:
-    """Seal ``step`` of a manager's folder, or every finished step that is not sealed yet; returns what was sealed now.
+    """Seal ``step`` of a manager's folder, or every finished step that is not sealed yet.
 
-    Every file is made durable and hashed before the manifest is published. A step that the manager deletes meanwhile
-    is left out, unless it is the one asked for. Sealing a sealed step again changes nothing.
+    Every file is made durable and hashed before the manifest is published. A step that the manager deletes meanwhile is
+    left out, unless it is ``step``. Sealing a sealed step again changes nothing.
 
     Args:
         path: the manager's folder.
-        metrics: what to note in the manifest of ``step``, for choosing the best later. Values that are no finite
-            numbers are left out.
-        process_count: how many processes wrote it; noted in the manifest.
+        step: the step to seal; None for all.
+        metrics: metrics for the manifest of ``step``, to choose the best later. Values that are not finite are left out.
+        process_count: how many processes wrote it, for the manifest.
+
+    Returns:
+        What this call has sealed.
 
     Raises:
-        NotFinished: ``step`` is not there, or its save is not complete.
+        NotFinished: ``step`` does not exist, or its save is not complete.
         OSError: storage did not answer, or is not writable.
+        ValueError: there are metrics without a step.
     """
     if metrics and step is None:
-        raise ValueError("metrics: found some without a step, allowed: metrics together with the step they belong to")
+        raise ValueError("`step` is required with metrics but not set")
     folder = SealedFolder(Path(os.path.abspath(path)))
     if step is not None:
         try:
@@ -119,16 +123,20 @@ def seal(
             raise errors.NotFinished(folder.root / str(step), found=str(error)) from None
         ref = _seal_step(folder, step, chosen, metrics=metrics or {}, process_count=process_count)
         return () if ref is None else (ref,)
+    return _seal_all(folder, process_count)
+
+
+def _seal_all(folder: SealedFolder, process_count: int) -> tuple[CheckpointRef, ...]:
     sealed = []
-    for number, place in folder.steps():
+    for number, step_folder in folder.steps():
         try:
-            ref = _seal_step(folder, number, place, metrics={}, process_count=process_count)
+            ref = _seal_step(folder, number, step_folder, metrics={}, process_count=process_count)
         except errors.NotFinished as error:
             log.debug("not sealed: %s", error)
         except FileNotFoundError:
-            if place.exists():
+            if step_folder.exists():
                 raise
-            log.debug("%s was deleted while it was sealed", place)
+            log.debug("%s was deleted while it was being sealed", step_folder)
         else:
             sealed += [] if ref is None else [ref]
     return tuple(sealed)
@@ -138,31 +146,31 @@ def verify_sealed(path: str | os.PathLike[str], step: int) -> CheckpointRef:
     """Compare every byte of a sealed step with its manifest; call it before the restore.
 
     Raises:
-        DamagedCheckpoint: the step is not sealed, or not what was sealed; names the file.
-        OSError: storage did not answer for a minute, or denies access: says nothing about the checkpoint.
+        DamagedCheckpoint: the step is not sealed, or has changed since; names the file.
+        OSError: storage did not answer for a minute, or denies access; the checkpoint may be intact.
     """
     folder = SealedFolder(Path(os.path.abspath(path)))
     try:
-        place = folder.folder_of(step)
+        step_folder = folder.folder_of(step)
     except FileNotFoundError:
-        raise errors.DamagedCheckpoint(folder.root / str(step), reason="there is no such step") from None
-    entry = folder.look(step, place)
+        raise errors.DamagedCheckpoint(folder.root / str(step), reason="this step does not exist") from None
+    entry = folder.look(step, step_folder)
     if entry is None:
-        raise errors.DamagedCheckpoint(place, reason=f"not sealed: no {MANIFEST_FILE}")
+        raise errors.DamagedCheckpoint(step_folder, reason=f"not sealed: it has no {MANIFEST_FILE}")
     if isinstance(entry, Rejection):
-        raise errors.DamagedCheckpoint(place, reason=entry.reason)
+        raise errors.DamagedCheckpoint(step_folder, reason=entry.reason)
     try:
         _verify(entry)
     except digests.DamagedFileError as error:
-        raise errors.DamagedCheckpoint(place, reason=str(error)) from None
+        raise errors.DamagedCheckpoint(step_folder, reason=str(error)) from None
     return entry.ref
 
 
 def newest_sealed(path: str | os.PathLike[str]) -> int | None:
-    """The newest step whose every byte is as it was sealed; None if nothing was sealed there. Refusals are logged.
+    """The newest step without a changed byte since it was sealed; None if no step is sealed. Refusals are logged.
 
     Raises:
-        NoValidCheckpoint: steps are sealed and none is valid, with every reason.
+        NoValidCheckpoint: steps are sealed and none is valid; gives the reason for each.
         OSError: storage did not answer for a minute, or denies access.
     """
     folder = SealedFolder(Path(os.path.abspath(path)))
@@ -191,11 +199,11 @@ def _verify(found: Found) -> None:
 def _seal_step(
     root: SealedFolder, step: int, folder: Path, *, metrics: Mapping[str, float], process_count: int
 ) -> CheckpointRef | None:
-    """The new seal; None if there is one. A manifest that cannot be believed is not replaced: a person must look."""
+    """The new seal; None if the step is sealed. A manifest that cannot be trusted is not replaced: a person must decide."""
     entry = root.look(step, folder)
     if entry is not None:
         if isinstance(entry, Rejection):
-            raise errors.NotFinished(folder, found=f"a manifest that cannot be believed: {entry.reason}")
+            raise errors.NotFinished(folder, found=f"a manifest that cannot be trusted: {entry.reason}")
         return None
     _require_finished(folder)
     paths = [path.relative_to(folder).as_posix() for path in fs.walk_files(folder)]
@@ -225,20 +233,20 @@ def _seal_step(
 
 
 def _is_ours(path: str) -> bool:
-    """The manifest itself, and what a sealing that was killed left of it."""
+    """The manifest itself, and what a killed sealing left of it."""
     return path == MANIFEST_FILE or path.startswith(f"{MANIFEST_FILE}.")
 
 
 def _require_finished(folder: Path) -> None:
-    """Raises NotFinished: what Orbax takes for a checkpoint includes an empty folder with a number for a name."""
+    """Raise NotFinished unless the save is complete. Orbax itself accepts even an empty folder with a number as its name."""
     if not (folder / COMMIT_FILE).is_file():
-        found = f"no {COMMIT_FILE}: its save is not complete, or an Orbax before 0.12.3 wrote it"
+        found = f"no {COMMIT_FILE}: the save is not complete, or an Orbax before 0.12.3 wrote it"
         raise errors.NotFinished(folder, found=found)
     try:
         stamp = json.loads((folder / METADATA_FILE).read_bytes())["commit_timestamp_nsecs"]
     except (OSError, ValueError, KeyError, TypeError) as error:
         raise errors.NotFinished(folder, found=f"{METADATA_FILE}: {error!r}") from None
     if not stamp:
-        raise errors.NotFinished(folder, found=f"{METADATA_FILE}: no time of its commit")
+        raise errors.NotFinished(folder, found=f"{METADATA_FILE}: no commit time")
     if not any(entry.is_dir() for entry in os.scandir(folder)):
-        raise errors.NotFinished(folder, found="no item in it")
+        raise errors.NotFinished(folder, found="no item in its folder")

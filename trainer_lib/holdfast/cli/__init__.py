@@ -1,6 +1,6 @@
 """The command line: ``holdfast checkpoints ls|verify|diff|seal|rm PATH``.
 
-Exit codes: 0 fine; 1 something is damaged, differs or was refused; 2 wrong usage, or nothing is there; 84 storage does
+Exit codes: 0 success; 1 something is damaged, differs or was refused; 2 wrong usage, or nothing was found; 84 storage does
 not answer, or denies access.
 """
 
@@ -20,24 +20,24 @@ USAGE: Final = 2
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
-    """Run one command; returns its exit code."""
+    """Run one command and return its exit code."""
     parser = argparse.ArgumentParser(prog="holdfast", description="Checkpoints that a training run can rely on.")
     groups = parser.add_subparsers(dest="group", required=True, metavar="checkpoints")
     checkpoints.add_to(groups)
     parsed = parser.parse_args(arguments)
     try:
         return int(parsed.command(parsed))
-    except BrokenPipeError:  # the reader, head for one, has seen enough
+    except BrokenPipeError:  # the reader, such as head, has closed the pipe
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         return 0
     except (FileNotFoundError, NotADirectoryError, ValueError) as error:
-        return _said(error, USAGE)
+        return _failed(error, USAGE)
     except HoldfastError as error:
-        return _said(error, int(error.exit_code))
+        return _failed(error, int(error.exit_code))
     except OSError as error:
-        return _said(error, int(ExitCode.STORAGE))
+        return _failed(error, int(ExitCode.STORAGE))
 
 
-def _said(error: Exception, code: int) -> int:
+def _failed(error: Exception, code: int) -> int:
     print(f"holdfast: {error}", file=sys.stderr)
     return code

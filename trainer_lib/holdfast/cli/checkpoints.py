@@ -1,22 +1,21 @@
-"""``holdfast checkpoints``: look at what lies on storage, check it, compare two, seal, remove."""
+"""``holdfast checkpoints``: list and verify checkpoints, compare two, seal, remove."""
 
 from __future__ import annotations
 
 import argparse
 from typing import Any, Final
 
-from holdfast.catalog import listing as catalog
-from holdfast.catalog import sealing
-from holdfast.catalog.listing import Checkpoint, Status
+from holdfast.catalog import listing, sealing
+from holdfast.catalog.listing import ListedCheckpoint, Validity
 from holdfast.cli import remove
-from holdfast.cli.output import metrics_text, name_of, print_json, print_table, record_of, size_text
+from holdfast.cli.printing import metrics_text, name_of, print_json, print_table, record_of, size_text
 from holdfast_contract.exits import ExitCode
 
 WRONG: Final = 1
 
 
 def add_to(groups: Any) -> None:
-    """Add the group and its commands to a parser."""
+    """Add the group and its commands to the parser's groups."""
     group = groups.add_parser("checkpoints", help="list, verify, compare, seal and remove checkpoints")
     commands = group.add_subparsers(dest="name", required=True, metavar="ls|verify|diff|seal|rm")
     where = argparse.ArgumentParser(add_help=False)
@@ -28,7 +27,7 @@ def add_to(groups: Any) -> None:
     output.add_argument("--json", action="store_true", help="print JSON")
 
     ls = commands.add_parser("ls", parents=[where, output], help="list checkpoints, each run's newest first")
-    ls.add_argument("--deep", action="store_true", help="compare digests of all files, not only sizes")
+    ls.add_argument("--deep", action="store_true", help="compare the digests of all files, not only their sizes")
     ls.set_defaults(command=_list)
     verify = commands.add_parser(
         "verify", parents=[where, output], help="compare every byte with the manifests; exit code 1 if any differs"
@@ -43,33 +42,33 @@ def add_to(groups: Any) -> None:
         "seal", parents=[output], help="write manifests for the finished steps of an Orbax manager's folder"
     )
     seal.add_argument("path", metavar="PATH", help="the manager's folder")
-    seal.add_argument("--step", type=int, help="only this step; default: all that are not sealed")
+    seal.add_argument("--step", type=int, help="only this step; default: all steps that are not sealed")
     seal.set_defaults(command=_seal)
     remove.add_to(commands, output)
 
 
 def _list(arguments: argparse.Namespace) -> int:
-    places = catalog.places(arguments.path, run=arguments.run)
-    checked = [[place.check(entry, deep=arguments.deep) for entry in place.entries()] for place in places]
-    loose = [folder for place in places for folder in place.without_manifest()]
+    holders = listing.checkpoint_folders(arguments.path, run=arguments.run)
+    checked = [[holder.check(entry, deep=arguments.deep) for entry in holder.entries()] for holder in holders]
+    unsealed = [folder for holder in holders for folder in holder.without_manifest()]
     newest = {id(next((c for c in run if c.valid), None)) for run in checked}
     found = [checkpoint for run in checked for checkpoint in run]
     if arguments.json:
         records = [record_of(c, newest_valid=id(c) in newest) for c in found]
-        print_json({"checked": _depth(arguments.deep), "checkpoints": records, "without_manifest": loose})
+        print_json({"checked": _depth(arguments.deep), "checkpoints": records, "without_manifest": unsealed})
         return 0
-    if not found and not loose:
+    if not found and not unsealed:
         print(f"no checkpoint below {arguments.path}")
         return 0
     rows = [_row(c, newest=id(c) in newest) for c in found]
     print_table(("", "RUN", "ATTEMPT", "STEP", "SIZE", "METRICS", "STATUS"), rows, right=frozenset({2, 3, 4}))
-    print(f"{_depth(arguments.deep)} checked; * newest valid of its run")
-    for folder in loose:
-        print(f"no checkpoint, since it has no manifest: {folder}")
+    print(f"{_depth(arguments.deep)} checked; * marks the newest valid checkpoint of a run")
+    for folder in unsealed:
+        print(f"not a checkpoint, because it has no manifest: {folder}")
     return 0
 
 
-def _row(checkpoint: Checkpoint, *, newest: bool) -> tuple[str, ...]:
+def _row(checkpoint: ListedCheckpoint, *, newest: bool) -> tuple[str, ...]:
     status = checkpoint.status.value + (f": {checkpoint.reason}" if checkpoint.reason else "")
     if checkpoint.manifest and checkpoint.manifest.pinned:
         status += " (kept)"
@@ -84,9 +83,9 @@ def _depth(deep: bool) -> str:  # noqa: FBT001  one word for one switch
 
 
 def _verify(arguments: argparse.Namespace) -> int:
-    found: list[Checkpoint] = []
-    for place, entry in _entries(arguments):
-        found.append(place.check(entry, deep=True))
+    found: list[ListedCheckpoint] = []
+    for holder, entry in _entries(arguments):
+        found.append(holder.check(entry, deep=True))
         if not arguments.json:
             c = found[-1]
             name = f"{name_of(c)} attempt {c.attempt} step {c.step}" if c.attempt else f"{name_of(c)} step {c.step}"
@@ -94,28 +93,28 @@ def _verify(arguments: argparse.Namespace) -> int:
                 f"{name}: {c.status.value}" + (f": {c.reason}" if c.reason else f", {size_text(c.bytes)}"), flush=True
             )
     if not found:
-        raise FileNotFoundError(f"{arguments.path}: no checkpoint")
+        raise FileNotFoundError(f"{arguments.path}: found no checkpoint")
     if arguments.json:
         newest = next((id(c) for c in found if c.valid), 0)
         print_json({"checked": "digests", "checkpoints": [record_of(c, newest_valid=id(c) == newest) for c in found]})
-    if any(c.status is Status.DAMAGED for c in found):
+    if any(c.status is Validity.DAMAGED for c in found):
         return WRONG
     return 0 if all(c.valid for c in found) else int(ExitCode.STORAGE)
 
 
 def _entries(arguments: argparse.Namespace) -> Any:
-    if catalog.is_step(arguments.path):
-        yield catalog.step_at(arguments.path)
+    if listing.is_step(arguments.path):
+        yield listing.step_at(arguments.path)
         return
-    for place in catalog.places(arguments.path, run=arguments.run):
-        for entry in place.entries():
-            yield place, entry
+    for holder in listing.checkpoint_folders(arguments.path, run=arguments.run):
+        for entry in holder.entries():
+            yield holder, entry
 
 
 def _diff(arguments: argparse.Namespace) -> int:
-    from holdfast.catalog import diff as comparing
+    from holdfast.catalog.diff import compare
 
-    result = comparing.compare(arguments.first, arguments.second, values=not arguments.structure)
+    result = compare(arguments.first, arguments.second, values=not arguments.structure)
     if arguments.json:
         print_json(result.to_jsonable())
     else:
@@ -132,5 +131,5 @@ def _seal(arguments: argparse.Namespace) -> int:
     for ref in sealed:
         print(f"sealed step {ref.step}, manifest {ref.digest}")
     if not sealed:
-        print("nothing to seal: every finished step has its manifest")
+        print("nothing to seal: every finished step has a manifest")
     return 0

@@ -1,4 +1,4 @@
-"""``holdfast checkpoints rm``: remove steps of Holdfast's own, as safely as retention does."""
+"""``holdfast checkpoints rm``: remove Holdfast's own steps, as safely as retention does."""
 
 from __future__ import annotations
 
@@ -7,26 +7,26 @@ import os
 from pathlib import Path
 from typing import Any, Final
 
-from holdfast.catalog import listing as catalog
-from holdfast.cli.output import print_json
+from holdfast.catalog.listing import CheckpointFolder
+from holdfast.cli.printing import print_json
 from holdfast.store.format import fs
 from holdfast_contract.keys import MANIFEST_FILE, PARTIAL_FILE
 from holdfast_contract.runfolder import Found, RunFolder
 
 ALWAYS_KEPT: Final = 2
-"""So many of a run's newest valid checkpoints are only removed with --force."""
+"""How many of a run's newest valid checkpoints are removed only with --force."""
 _DESCRIPTION: Final = """\
-Remove steps' folders: each is renamed first, so that no reader meets half of it.
+Remove the folders of steps. Each is renamed first, so no reader ever sees half of it.
 
-Refused: the newest two valid checkpoints of a run, those that the program asked to keep, and folders without a manifest,
-which may be a save in progress. --force removes these too, and with them perhaps what a running job would go back to;
-make sure that no job uses the run. What Holdfast did not write is never removed, --force or not: remove the steps of an
-Orbax manager with that manager.
+The command refuses the newest two valid checkpoints of a run, checkpoints that the program asked to keep, and folders
+without a manifest, which may be a save in progress. --force removes these too, perhaps including the checkpoint that a
+running job would restore; make sure that no job uses the run. Files that Holdfast did not write are never removed, even
+with --force; remove the steps of an Orbax manager with that manager.
 """
 
 
-class Refused(Exception):
-    """Why a folder is left alone."""
+class RemovalRefused(Exception):
+    """The folder may not be removed; the text gives the reason."""
 
 
 def add_to(commands: Any, output: argparse.ArgumentParser) -> None:
@@ -39,8 +39,8 @@ def add_to(commands: Any, output: argparse.ArgumentParser) -> None:
         formatter_class=argparse.RawDescriptionHelpFormatter,
     )
     parser.add_argument("folders", metavar="STEP_FOLDER", nargs="+")
-    parser.add_argument("--force", action="store_true", help="also what is refused for safety; see above")
-    parser.add_argument("--dry-run", action="store_true", help="say what would happen, remove nothing")
+    parser.add_argument("--force", action="store_true", help="also remove what is refused for safety; see above")
+    parser.add_argument("--dry-run", action="store_true", help="print what would be removed, and remove nothing")
     parser.set_defaults(command=_remove)
 
 
@@ -50,7 +50,7 @@ def _remove(arguments: argparse.Namespace) -> int:
         folder = Path(os.path.abspath(name))
         try:
             require_removable(folder, force=arguments.force)
-        except Refused as reason:
+        except RemovalRefused as reason:
             refused.append({"folder": folder, "reason": str(reason)})
             continue
         if not arguments.dry_run:
@@ -67,25 +67,25 @@ def _remove(arguments: argparse.Namespace) -> int:
 
 
 def require_removable(folder: Path, *, force: bool) -> None:
-    """Raises Refused with the reason, FileNotFoundError if nothing is there, or OSError."""
+    """Raise RemovalRefused with the reason, FileNotFoundError if the folder does not exist, or OSError."""
     if not os.path.lexists(folder):
         raise FileNotFoundError(f"{folder}: no such folder")
     run = RunFolder(folder.parent.parent)
     if not _is_ours(run, folder):
-        raise Refused("Holdfast did not write it")
+        raise RemovalRefused("Holdfast did not write it")
     if force:
         return
     entry = run.look(int(folder.parent.name), int(folder.name))
     if entry is None:
-        raise Refused("it has no manifest and may be a save in progress (--force if no job uses the run)")
+        raise RemovalRefused("it has no manifest and may be a save in progress (--force if no job uses the run)")
     if isinstance(entry, Found):
         if entry.manifest.pinned:
-            raise Refused("the program asked to keep it (--force)")
+            raise RemovalRefused("the program asked to keep it (--force)")
         _require_two_newer(run, entry)
 
 
 def _is_ours(run: RunFolder, folder: Path) -> bool:
-    """A step's real folder below a real attempt of a run that somebody owns, with one of our files in it."""
+    """Whether it is a real step folder below a real attempt of a run with an owner record, with one of Holdfast's files."""
     real = not folder.is_symlink() and folder.is_dir() and not folder.parent.is_symlink()
     named = all(name.isdecimal() and str(int(name)) == name for name in (folder.name, folder.parent.name))
     marked = any(os.path.lexists(folder / name) for name in (MANIFEST_FILE, PARTIAL_FILE))
@@ -93,14 +93,14 @@ def _is_ours(run: RunFolder, folder: Path) -> bool:
 
 
 def _require_two_newer(run: RunFolder, entry: Found) -> None:
-    """Every byte of what would remain is read: a damaged checkpoint must not stand in for a valid one."""
-    place = catalog.Place(run)
-    if not place.check(entry, deep=True).valid:
+    """Every byte of what would remain is read, because a damaged checkpoint must not count as a valid one."""
+    holder = CheckpointFolder(run)
+    if not holder.check(entry, deep=True).valid:
         return
     newer = 0
-    for other in place.entries():
-        if isinstance(other, Found) and other.ref > entry.ref and place.check(other, deep=True).valid:
+    for other in holder.entries():
+        if isinstance(other, Found) and other.ref > entry.ref and holder.check(other, deep=True).valid:
             newer += 1
             if newer >= ALWAYS_KEPT:
                 return
-    raise Refused(f"it is one of the newest {ALWAYS_KEPT} valid checkpoints of its run (--force)")
+    raise RemovalRefused(f"it is one of the newest {ALWAYS_KEPT} valid checkpoints of its run (--force)")

@@ -1,18 +1,18 @@
-"""One agreement on the step of every save that is not a function of the step alone.
+"""Agreement of all ranks on the step of a requested save.
 
-Ranks learn of a request at different times and their clocks differ, but a save is collective: all ranks must save the
-same step. So a request becomes a numbered *round* in the key-value store that all ranks share. In each rank a background
-thread sees it, holds the step counter, and publishes the last step that the rank has entered. Process 0 writes the
-decision, the highest of these plus one, as a key that can be created once: every rank is still before that step, because
-it was held. A rank that waits too long tries to create the decision "abandoned" and obeys whatever is there before it
-lets go, so no two ranks ever obey different decisions. The main threads take no part: they may sit in a collective
-meanwhile.
+Ranks see a request at different times and their clocks differ, but a save is collective: all ranks must save the same step.
+So a request becomes a numbered *round* in the key-value store that all ranks share. On each rank a background thread sees
+the round, holds the step counter, and publishes the last step that the rank has entered. Process 0 writes the decision, the
+highest of these steps plus one, under a key that can be created once. No rank has passed that step, because all are held. A
+rank that waits too long tries to create the decision "abandoned", and before it releases its main thread it obeys the
+decision that exists. No two ranks can therefore obey different decisions. The main threads take no part, so they may be
+inside a collective meanwhile.
 
-    round/<n>/ask          the request, created by whoever was first; "closed" once a rank has left for good
-    round/<n>/facts/<r>    what rank r knows, the last step entered above all
-    round/<n>/decision     created once, obeyed by all
+    round/<n>/ask          the request, created by the first rank that has one; "closed" once a rank has left
+    round/<n>/facts/<r>    what rank r knows, above all the last step it entered
+    round/<n>/decision     created once, obeyed by all ranks
 
-Here is the part without threads; ``agreement_thread`` drives it.
+This module is the part without threads; ``agreement_thread`` drives it.
 """
 
 from __future__ import annotations
@@ -33,14 +33,14 @@ HOLD_SECONDS: Final = 2.0
 HOLD_SHARE: Final = 0.1
 """A hold lasts at most HOLD_SECONDS, and at most this share of the seconds that are left."""
 SHORTEST_HOLD_SECONDS: Final = 0.1
-"""But never less than an agreement takes: even to say "too late" the ranks must agree."""
+"""A hold is never shorter than an agreement takes: the ranks must agree even on "too late"."""
 GATE_SECONDS: Final = 120.0
-"""How long a held main thread waits for its own background thread, which has shorter limits of its own."""
+"""How long a held main thread waits for its background thread, whose own limits are shorter."""
 CLOSED: Final = "closed"
 
 
 class Answer(enum.StrEnum):
-    """What a round came to."""
+    """The outcome of a round."""
 
     SAVE = "save"  # save `step`
     IN_FLIGHT = "in-flight"  # the save of `step` that is being written answers
@@ -50,8 +50,8 @@ class Answer(enum.StrEnum):
 
 
 @dataclass(frozen=True)
-class Facts:
-    """What one rank knows. Steps count from 1; 0 is the initial state, -1 nothing. Durations in seconds."""
+class RankState:
+    """What one rank knows. Steps count from 1; 0 is the initial state, -1 means none. Durations in seconds."""
 
     entered: int = 0
     completed: int = 0
@@ -73,14 +73,20 @@ class Decision:
 
 
 def hold_seconds(request: SaveRequest) -> float:
-    """How long a round on this request may hold the loop."""
+    """How long a round on this request may hold the training loop."""
     if request.seconds_left is None:
         return HOLD_SECONDS
     return max(SHORTEST_HOLD_SECONDS, min(HOLD_SECONDS, HOLD_SHARE * request.seconds_left))
 
 
-def decide(request: SaveRequest, facts: Sequence[Facts], seconds_left: float | None) -> Decision:
-    """The decision from what every rank said and the seconds that are left now."""
+def decide(request: SaveRequest, facts: Sequence[RankState], seconds_left: float | None) -> Decision:
+    """The decision that follows from what every rank has published.
+
+    Args:
+        request: the request.
+        facts: one state per rank.
+        seconds_left: until the request's deadline; None without one.
+    """
     entered = max(f.entered for f in facts)
     forecast = max(f.forecast_seconds for f in facts)
     newest = min(f.newest for f in facts)
@@ -93,12 +99,12 @@ def decide(request: SaveRequest, facts: Sequence[Facts], seconds_left: float | N
     flying = _common_in_flight(facts)
     if flying is not None and max(f.in_flight_seconds for f in facts) <= seconds_left:
         return Decision(Answer.IN_FLIGHT, flying, stop_after, forecast)
-    reason = f"a save would be committed in {forecast:.1f} s, {max(0.0, seconds_left):.1f} s are left"
+    reason = f"a save would be committed in {forecast:.1f} s, but only {max(0.0, seconds_left):.1f} s are left"
     return Decision(Answer.TOO_LATE, -1, stop_after, forecast, reason)
 
 
-def _common_in_flight(facts: Sequence[Facts]) -> int | None:
-    """The step that every rank is writing or has committed, if at least one is still writing it."""
+def _common_in_flight(facts: Sequence[RankState]) -> int | None:
+    """The step that every rank is writing or has committed, if at least one rank is still writing it."""
     flying = {f.in_flight for f in facts if f.in_flight is not None}
     if len(flying) != 1:
         return None
@@ -107,7 +113,7 @@ def _common_in_flight(facts: Sequence[Facts]) -> int | None:
 
 
 class Gate:
-    """What the main thread passes on its way into each step, and what it has to obey. Thread-safe."""
+    """The gate that the main thread passes before each step; it holds the decisions to obey. Thread-safe."""
 
     def __init__(self, entered: int = 0) -> None:
         self._changed = threading.Condition()
@@ -124,11 +130,11 @@ class Gate:
 
     @property
     def stop_after(self) -> int | None:
-        """The agreed last step, if an end was agreed on."""
+        """The agreed last step; None unless the ranks agreed to stop."""
         return self._stop_after
 
     def try_enter(self, step: int) -> bool:
-        """Enter ``step`` unless held or past an agreed end; False and nothing changed then."""
+        """Enter ``step`` and return True, unless the gate is held or ``step`` is past the agreed end."""
         with self._changed:
             if self._held or self._is_past_end(step):
                 return False
@@ -139,7 +145,7 @@ class Gate:
         """Wait until not held, then enter ``step``; False if training ends before it.
 
         Raises:
-            PeerLost: the coordination service is gone, or held beyond the limit.
+            PeerLost: the coordination service is gone, or the gate was held longer than the limit.
         """
         with self._changed:
             if not self._changed.wait_for(lambda: not self._held, timeout_seconds):
@@ -149,19 +155,19 @@ class Gate:
             return self.try_enter(step)
 
     def start_at(self, entered: int) -> None:
-        """The restored step counts as entered. Waits while held, since a published step must not change."""
+        """Count the restored step as entered. Waits while held, because a published step must not change."""
         with self._changed:
             self._changed.wait_for(lambda: not self._held, GATE_SECONDS)
             self._entered = entered
 
     def hold(self) -> int:
-        """From now on no step is entered. Returns the last one that was."""
+        """Stop the main thread from entering steps. Returns the last step entered."""
         with self._changed:
             self._held = True
             return self._entered
 
     def release(self, decision: Decision) -> None:
-        """Let the main thread go on, with this to obey."""
+        """Release the main thread, which then obeys ``decision``."""
         with self._changed:
             if decision.answer is Answer.SAVE:
                 self._due.add(decision.step)
@@ -171,13 +177,13 @@ class Gate:
             self._changed.notify_all()
 
     def break_down(self, error: PeerLost) -> None:
-        """No agreement is possible any more: the next step is not entered."""
+        """No agreement is possible any more: the main thread raises ``error`` instead of entering a step."""
         with self._changed:
             self._broken, self._held = error, False
             self._changed.notify_all()
 
     def stop_at_once(self) -> None:
-        """Without an agreement: this rank enters no further step."""
+        """Stop this rank without an agreement: it enters no further step."""
         with self._changed:
             if not self._is_past_end(self._entered + 1):
                 self._stop_after = self._entered
@@ -194,7 +200,7 @@ class Gate:
 
 
 class Round:
-    """One round in one rank, a store operation at a time."""
+    """One round on one rank; each ``advance`` does one operation on the key-value store."""
 
     def __init__(self, coordination: Coordination, number: int, request: SaveRequest, gate: Gate) -> None:
         self._coordination, self._gate = coordination, gate
@@ -212,16 +218,24 @@ class Round:
         return self._deadline if self._deadline is not None else float("inf")
 
     def awaited(self) -> str | None:
-        """A key whose appearance makes the next ``advance`` worth while; None if it is so already."""
+        """The key to wait for before the next ``advance``; None if there is nothing to wait for."""
         if self._rank != 0:
             return f"{self._key}/decision"
         there = self._coordination.directory(self._facts)
         ranks = range(self._coordination.process_count)
         return next((key for r in ranks if (key := f"{self._facts}/{r}") not in there), None)
 
-    def advance(self, now: float, facts: Callable[[], Facts]) -> Decision | None:
-        """Do what can be done now; the decision once it is there. The gate is held from the first call on; the caller
-        releases it with the decision. Raises CoordinationLost.
+    def advance(self, now: float, facts: Callable[[], RankState]) -> Decision | None:
+        """Do the next operation; return the decision once it exists.
+
+        The gate is held from the first call on, and the caller releases it with the decision.
+
+        Args:
+            now: a reading of time.monotonic().
+            facts: returns what this rank knows now.
+
+        Raises:
+            CoordinationLost: the coordination service is gone.
         """
         if not self._published:
             self.began, self._deadline = now, now + hold_seconds(self.request)
@@ -240,16 +254,16 @@ class Round:
 
     def _proposal(self, now: float) -> Decision | None:
         if self._rank == 0:
-            said = self._coordination.directory(self._facts)
-            if len(said) == self._coordination.process_count:
+            published = self._coordination.directory(self._facts)
+            if len(published) == self._coordination.process_count:
                 left = self.request.seconds_left
                 left = None if left is None else left - (now - (self.began or now))
-                return decide(self.request, [codec.decode(Facts, v) for v in said.values()], left)
+                return decide(self.request, [codec.decode(RankState, v) for v in published.values()], left)
         if now < self.deadline:
             return None
-        said = self._coordination.directory(self._facts)
-        silent = [r for r in range(self._coordination.process_count) if f"{self._facts}/{r}" not in said]
-        reason = f"no agreement within {hold_seconds(self.request):.2f} s; no word from process(es) {silent}"
+        published = self._coordination.directory(self._facts)
+        silent = [r for r in range(self._coordination.process_count) if f"{self._facts}/{r}" not in published]
+        reason = f"no agreement within {hold_seconds(self.request):.2f} s; no answer from process(es) {silent}"
         return Decision(Answer.ABANDONED, reason=reason)
 
 
@@ -259,5 +273,5 @@ def round_key(number: int) -> str:
 
 
 def seconds_until(deadline: float) -> float:
-    """Seconds from now to an instant of the monotonic clock, not below 0."""
+    """Seconds from now until a reading of time.monotonic(), at least 0."""
     return max(0.0, deadline - time.monotonic())

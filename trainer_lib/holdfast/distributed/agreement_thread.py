@@ -1,4 +1,4 @@
-"""The background thread that watches for rounds of the agreement and takes this rank through them."""
+"""The background thread that watches for rounds of the agreement and takes part in them for this rank."""
 
 from __future__ import annotations
 
@@ -10,17 +10,17 @@ from collections.abc import Callable
 from dataclasses import dataclass, replace
 from typing import Final
 
-from holdfast.distributed.agreement import CLOSED, Answer, Decision, Facts, Gate, Round, round_key, seconds_until
+from holdfast.distributed.agreement import CLOSED, Answer, Decision, Gate, RankState, Round, round_key, seconds_until
 from holdfast.distributed.coordination import Coordination
 from holdfast.errors import CoordinationLost, PeerLost
 from holdfast_contract import codec
 from holdfast_contract.sync import SaveRequest
 
 WATCH_SECONDS: Final = 30.0
-"""One blocking read for the next round; renewed for ever. A round wakes it at once."""
+"""Length of one blocking read for the next round, which is repeated. A new round wakes it at once."""
 CLOSE_SECONDS: Final = 5.0
 MAX_ROUNDS: Final = 3
-"""A request whose rounds were abandoned this often is given up."""
+"""A request is given up after this many abandoned rounds."""
 
 log = logging.getLogger("holdfast")
 
@@ -43,7 +43,11 @@ class Agreement:
     """
 
     def __init__(
-        self, coordination: Coordination, *, facts: Callable[[], Facts], agreed: Callable[[SaveRequest, Decision], None]
+        self,
+        coordination: Coordination,
+        *,
+        facts: Callable[[], RankState],
+        agreed: Callable[[SaveRequest, Decision], None],
     ) -> None:
         self.gate = Gate()
         self._coordination, self._facts, self._agreed = coordination, facts, agreed
@@ -60,7 +64,7 @@ class Agreement:
         self._thread.start()
 
     def ask(self, request: SaveRequest) -> None:
-        """Ask all ranks for a save. Asking again for the same thing changes nothing. Returns at once."""
+        """Ask all ranks for a save. Repeating a request changes nothing. Returns at once."""
         with self._lock:
             if _key(request) in self._proposals or _key(request) in self._settled:
                 return
@@ -70,7 +74,7 @@ class Agreement:
         self._propose(number)
 
     def withdraw(self, request_id: str) -> bool:
-        """Take a request back; True if no round of it had been settled."""
+        """Withdraw a request; True if no round had settled it."""
         with self._lock:
             found = [key for key in self._proposals if key[0] == request_id]
             for key in found:
@@ -78,16 +82,16 @@ class Agreement:
             return bool(found)
 
     def close(self) -> None:
-        """This rank leaves for good: no agreement is possible after it. Waits for the thread, with a limit."""
+        """This rank leaves, and no agreement is possible afterwards. Waits for the thread, at most CLOSE_SECONDS."""
         self._closing = True
         try:
             self._coordination.create(f"{round_key(self._number)}/ask", CLOSED)
         except PeerLost:
-            log.debug("the coordination service had gone before the agreement was closed")
+            log.debug("the coordination service was gone before the agreement was closed")
         self._thread.join(CLOSE_SECONDS)
 
     def _propose(self, number: int) -> None:
-        """Make the oldest proposal the subject of a round, unless someone else was first."""
+        """Make the oldest proposal the subject of a round, unless another rank was first."""
         with self._lock:
             proposal = next(iter(self._proposals.values()), None)
         if proposal is None:
@@ -126,7 +130,7 @@ class Agreement:
         decision = self._take_part(number, request)
         self._settle(request, decision)
         if decision.answer is not Answer.ABANDONED and self._coordination.process_index == 0 and number > 1:
-            # Every rank has spoken in this round, so all have left the one before.
+            # Every rank has published in this round, so all have left the previous one.
             self._coordination.delete(round_key(number - 1))
         return True
 
@@ -141,11 +145,11 @@ class Agreement:
         return decision
 
     def _settle(self, request: SaveRequest, decision: Decision) -> None:
-        """Note the outcome, hand it on, then release the main thread: in this order, so that it obeys what was agreed."""
+        """Record the outcome, hand it on, then release the main thread, so that it cannot run ahead of the decision."""
         with self._lock:
             self._number += 1
             if decision.answer is Answer.ABANDONED and self._may_retry(request):
-                decision = replace(decision, reason=f"{decision.reason}; asking again")
+                decision = replace(decision, reason=f"{decision.reason}; trying again")
                 retry = True
             else:
                 self._settled.add(_key(request))

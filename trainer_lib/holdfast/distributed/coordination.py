@@ -1,7 +1,7 @@
 """A small key-value store and barrier shared by all processes of an attempt.
 
-With several processes it is the coordination service that JAX already runs; alone it is a dictionary. Keys are slash
-separated. A coordination service lives as long as one attempt, so keys need no attempt number.
+With several processes it is the coordination service that JAX already runs; with one it is a dictionary. Keys are separated
+by slashes. A coordination service lives as long as one attempt, so keys need no attempt number.
 """
 
 from __future__ import annotations
@@ -14,11 +14,11 @@ from holdfast.distributed import jax_private
 from holdfast.errors import CoordinationLost
 
 KEY_PREFIX: Final = "holdfast"
-"""Our corner of the service; JAX and Orbax use others."""
+"""Holdfast's prefix in the service; JAX and Orbax use others."""
 
 
 class Coordination(Protocol):
-    """What every rank can read and write. Safe to call from any thread. Calls take about half a millisecond.
+    """What every rank can read and write, from any thread. A call takes about half a millisecond.
 
     All calls raise CoordinationLost when the service is gone.
     """
@@ -30,26 +30,26 @@ class Coordination(Protocol):
     def process_count(self) -> int: ...
 
     def create(self, key: str, value: str) -> bool:
-        """Write ``key`` once: True for the one caller that did, False if it exists."""
+        """Write ``key`` unless it exists: True for the one caller that wrote it."""
 
     def try_get(self, key: str) -> str | None:
-        """The value now, or None."""
+        """The value, or None if there is none yet."""
 
     def get(self, key: str, timeout_seconds: float) -> str:
-        """The value, as soon as it exists. Raises TimeoutError."""
+        """Wait for the value and return it. Raises TimeoutError."""
 
     def directory(self, prefix: str) -> dict[str, str]:
         """All keys below ``prefix`` (a folder, with or without its final slash), by full key."""
 
     def delete(self, key: str) -> None:
-        """Remove ``key`` (with or without a final slash) and everything below it. Absence is no error."""
+        """Remove ``key`` (with or without a final slash) and everything below it. A missing key is no error."""
 
     def barrier(self, name: str, timeout_seconds: float) -> None:
-        """Return when every process has called with this name, which serves once. Raises TimeoutError."""
+        """Return when every process has called with this name, which can be used once. Raises TimeoutError."""
 
 
 class LocalCoordination:
-    """One process: a dictionary with the same rules."""
+    """The coordination of a single process: a dictionary with the same rules."""
 
     process_index = 0
     process_count = 1
@@ -88,15 +88,15 @@ class LocalCoordination:
             for k in [k for k in self._values if k == key or k.startswith(key + "/")]:
                 del self._values[k]
 
-    def barrier(self, name: str, timeout_seconds: float) -> None:  # noqa: ARG002  nobody to wait for
+    def barrier(self, name: str, timeout_seconds: float) -> None:  # noqa: ARG002  no other process to wait for
         if not self.create(f"barrier/{name}", ""):
-            raise ValueError(f"barrier {name!r} was used before; a name serves once")
+            raise ValueError(f"barrier {name!r} was used before; a name can be used once")
 
 
 class JaxCoordination:
-    """Several processes: the service of ``jax.distributed``, below a prefix of ours.
+    """The coordination of several processes: the service of ``jax.distributed``, below Holdfast's prefix.
 
-    ``scope`` keeps several uses in one process life apart; ranks must choose the same.
+    ``scope`` separates several uses in the life of one process; all ranks must choose the same one.
     """
 
     def __init__(
@@ -164,7 +164,7 @@ def _milliseconds(seconds: float) -> int:
 
 
 def _status(error: RuntimeError) -> str:
-    """The status name at the head of the text: jaxlib's errors carry it nowhere else."""
+    """The status name at the start of the text, the only place where jaxlib's errors have it."""
     return str(error).partition(":")[0].strip()
 
 

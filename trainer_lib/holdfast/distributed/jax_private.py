@@ -1,4 +1,4 @@
-"""The one file that touches private parts of JAX. Each use says why, and the version is checked first."""
+"""The only module that uses private parts of JAX. Each use says why, and checks the version first."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ log = logging.getLogger("holdfast")
 
 
 class CoordinationClient(Protocol):
-    """The part of jaxlib's coordination service client that is used here.
+    """The methods of jaxlib's coordination service client that are used here.
 
     Calls raise ``jax.errors.JaxRuntimeError`` whose text begins with the status name (``ALREADY_EXISTS``,
     ``NOT_FOUND``, ``DEADLINE_EXCEEDED`` ...).
@@ -31,7 +31,7 @@ class CoordinationClient(Protocol):
 def coordination_client() -> CoordinationClient | None:
     """The client of this process's distributed runtime; None before ``jax.distributed.initialize`` or without it.
 
-    Private because JAX publishes no key-value store, only what it builds on it.
+    It is private because JAX publishes no key-value store, only what it builds on one.
     """
     require_checked("jax")
     from jax._src import distributed
@@ -40,7 +40,7 @@ def coordination_client() -> CoordinationClient | None:
 
 
 def place_in_world() -> tuple[int, int]:
-    """(index of this process, number of processes), without starting a backend as ``jax.process_index`` would."""
+    """(index of this process, number of processes). Unlike ``jax.process_index``, this does not start a backend."""
     require_checked("jax")
     from jax._src import distributed
 
@@ -50,10 +50,10 @@ def place_in_world() -> tuple[int, int]:
 def write_own_compile_cache(minimum_seconds: float, *, shared: bool) -> None:
     """Let every process write entries to the compilation cache; JAX lets only process 0 write.
 
-    JAX assumes one folder ``shared`` by all. Ours are one per rank, and on CPU ranks do not even share keys, so every
-    rank but the first would compile everything again after each restart. Programs that take less than
-    ``minimum_seconds`` to compile are left out. Entries are written whole or not at all: JAX writes in place and never
-    over what is there, so after a kill or a full disk every later process would find half an entry and compile again.
+    JAX assumes one folder ``shared`` by all. Holdfast has one per rank, and on CPU ranks do not even share keys, so every
+    rank but the first would compile everything again after each restart. Programs that compile in less than
+    ``minimum_seconds`` are left out. Entries are written atomically. JAX writes in place and never replaces an entry, so
+    after a kill or a full disk every later process would find half an entry and compile again.
     """
     require_checked("jax")
     from jax._src import compilation_cache, compiler
@@ -66,8 +66,8 @@ def write_own_compile_cache(minimum_seconds: float, *, shared: bool) -> None:
         executable: object,
         host_callbacks: Sequence[object],
     ) -> None:
-        of_another = shared and cast("Any", backend).platform != "cpu" and cast("Any", backend).process_index() != 0
-        if host_callbacks or compile_time_secs < minimum_seconds or of_another:
+        is_process_0s = shared and cast("Any", backend).platform != "cpu" and cast("Any", backend).process_index() != 0
+        if host_callbacks or compile_time_secs < minimum_seconds or is_process_0s:
             return
         try:
             _write_entries_whole(compilation_cache._get_cache(cast("Any", backend)))  # noqa: SLF001
@@ -81,9 +81,9 @@ def write_own_compile_cache(minimum_seconds: float, *, shared: bool) -> None:
 
 
 def _write_entries_whole(cache: Any) -> None:
-    """Of a cache that is a folder without a limit on its size; JAX locks one that has a limit.
+    """Make the cache write entries atomically, if it is a folder without a size limit; JAX locks one that has a limit.
 
-    Not synced: training waits for this, and what a machine's end leaves unreadable is replaced as well.
+    Entries are not synced, because training waits for the write. An entry that a power loss leaves unreadable is replaced.
     """
     from jax._src import lru_cache
 
@@ -92,7 +92,7 @@ def _write_entries_whole(cache: Any) -> None:
     folder = Path(str(cache.path))
 
     def put(key: str, value: bytes) -> None:
-        """What was compiled was not there or could not be read."""
+        """Called when the entry did not exist or could not be read."""
         part = folder / f".{key}.{uuid.uuid4().hex}.part"
         try:
             part.write_bytes(value)

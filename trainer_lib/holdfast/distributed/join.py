@@ -1,4 +1,4 @@
-"""Joining the other processes of the job, with deadlines that fit a world which is restarted as a whole."""
+"""Joining the other processes of the job, with deadlines for a world that is restarted as a whole."""
 
 from __future__ import annotations
 
@@ -15,13 +15,13 @@ from holdfast.distributed.world import World
 from holdfast.errors import PeerLost
 
 JOIN_SECONDS: Final = 300
-"""From the first look for the coordinator until every process has connected: pods may still be pulling their image."""
+"""From the first attempt to connect until every process has joined; pods may still be pulling their image."""
 HEARTBEAT_SECONDS: Final = 10
-"""A process that says nothing for so long is dead to the others; JAX's default is 100."""
+"""The others take a process for dead after this time without a heartbeat; JAX's default is 100 s."""
 SHUTDOWN_SECONDS: Final = 15
-"""How long a process that ends waits for the others to end as well; JAX's default is 300."""
+"""How long a process that ends waits for the others to end as well; JAX's default is 300 s."""
 CACHE_FROM_SECONDS: Final = 0.02
-"""Programs that compile faster are not worth a file; JAX's default is 1 s, but a restart replays dozens of small ones."""
+"""Programs that compile faster are not cached. JAX's default is 1 s, but a restart compiles dozens of small ones."""
 _PROBE_SECONDS: Final = 0.02
 
 log = logging.getLogger("holdfast")
@@ -32,9 +32,9 @@ def join(world: World | None) -> Coordination:
     """Initialize ``jax.distributed`` if the world has several processes and the program has not done so itself.
 
     Raises:
-        PeerLost: the coordinator or another process did not come within JOIN_SECONDS.
+        PeerLost: the coordinator or another process did not appear within JOIN_SECONDS.
     """
-    # Ranks open their sessions in the same order, so that each session has the same corner of the store everywhere.
+    # Ranks open their sessions in the same order, so a session has the same scope on every rank.
     scope = str(next(_sessions))
     if world is None or world.process_count == 1 or jax_private.coordination_client() is not None:
         return current(scope)
@@ -48,7 +48,7 @@ def join(world: World | None) -> Coordination:
             coordinator_address=world.coordinator,
             num_processes=world.process_count,
             process_id=world.process_index,
-            # In a pod JAX would ask the API server who it is; a training pod has no token for that, and we know.
+            # In a pod JAX would ask the API server for its identity; a training pod has no token for that and needs none.
             cluster_detection_method="deactivate",
             coordinator_bind_address=world.bind or None,
             initialization_timeout=max(1, int(deadline - time.monotonic())),
@@ -61,10 +61,9 @@ def join(world: World | None) -> Coordination:
 
 
 def use_compile_cache(folder: Path) -> None:
-    """Keep compiled programs of this rank in ``folder``, so that a process restarted in place need not compile again.
+    """Keep compiled programs of this rank in ``folder``, so that a process restarted in place does not compile again.
 
-    A folder that the program or its environment has set (``JAX_COMPILATION_CACHE_DIR``) is used instead, and may be
-    shared by all.
+    A folder that the program or ``JAX_COMPILATION_CACHE_DIR`` has set is used instead; all ranks may share it.
     """
     import jax
 
@@ -75,7 +74,7 @@ def use_compile_cache(folder: Path) -> None:
 
 
 def _wait_for_port(address: str, deadline: float) -> None:
-    """Wait until the coordinator listens. JAX's own retry backs off by a second at once."""
+    """Wait until the coordinator listens. JAX's own retry waits a whole second after the first failure."""
     host, _, port = address.rpartition(":")
     while True:
         try:

@@ -1,7 +1,7 @@
-"""One question, one answer per rank: how ranks tell each other whether their part of a save or restore went well.
+"""Votes: how ranks report to each other whether their part of a save or restore succeeded.
 
-Each rank writes its vote once; whoever needs all votes polls for them with a deadline and stops at the first problem,
-so that one rank's failure is known everywhere at once and not after somebody's time-out.
+Each rank votes once per question. A rank that needs all votes polls for them with a deadline and stops at the first
+problem, so one rank's failure is known everywhere at once and not only after a timeout.
 """
 
 from __future__ import annotations
@@ -18,13 +18,13 @@ from holdfast.distributed.coordination import Coordination
 from holdfast_contract import codec
 
 _CHUNK_CHARACTERS: Final = 256 * 1024
-"""A coordination service takes values of some megabytes; lists of many files are longer."""
+"""Longest value of one key: the service accepts a few megabytes, and lists of many files are longer."""
 _FIRST_PAUSE_SECONDS: Final = 0.001
 _LONGEST_PAUSE_SECONDS: Final = 0.05
 
 
 class ProblemKind(enum.StrEnum):
-    """What kind of problem a rank has; decides what the others raise."""
+    """The kind of a rank's problem; it decides which error the others raise."""
 
     STORAGE = "storage"
     SUPERSEDED = "superseded"
@@ -37,7 +37,7 @@ class ProblemKind(enum.StrEnum):
 
 @dataclass(frozen=True)
 class Problem:
-    """Why a rank says no. ``path`` and ``errno`` where a file is to blame."""
+    """Why a rank votes no. ``path`` and ``errno`` name the file and the error, if a file is the cause."""
 
     kind: ProblemKind
     message: str
@@ -48,7 +48,7 @@ class Problem:
 
 @dataclass(frozen=True)
 class Vote:
-    """One rank's answer; ``payload`` comes with a yes."""
+    """One rank's vote; a yes may have a ``payload``."""
 
     rank: int
     problem: Problem | None = None
@@ -63,13 +63,13 @@ class _Posted:
 
 
 class Ballot:
-    """The votes on one question, below one key prefix that no other question uses."""
+    """The votes on one question, below a key prefix that no other question uses."""
 
     def __init__(self, coordination: Coordination, prefix: str) -> None:
         self._coordination, self._prefix = coordination, prefix
 
     def cast(self, *, problem: Problem | None = None, payload: str = "") -> None:
-        """Write this rank's vote. A second vote of the same rank is ignored: the first one counts."""
+        """Write this rank's vote. The first vote of a rank counts; later ones are ignored."""
         rank = self._coordination.process_index
         starts = range(0, len(payload), _CHUNK_CHARACTERS)
         for number, start in enumerate(starts):
@@ -79,9 +79,10 @@ class Ballot:
         self._coordination.create(f"{self._prefix}/vote/{rank}", codec.encode(posted).decode())
 
     def gather(self, question: str, *, deadline: float) -> tuple[Vote, ...]:
-        """All votes by rank, or, as soon as there is a problem, the votes so far with it.
+        """All votes by rank; or, as soon as a vote has a problem, the votes so far.
 
-        ``deadline`` is a reading of time.monotonic(). Raises PeerLost naming the ranks that did not answer.
+        ``question`` completes "waiting for" in the error; ``deadline`` is a reading of time.monotonic(). Raises PeerLost,
+        which names the ranks that did not answer.
         """
         asked = time.monotonic()
         pause = _FIRST_PAUSE_SECONDS
@@ -96,7 +97,16 @@ class Ballot:
             pause = min(2 * pause, _LONGEST_PAUSE_SECONDS)
 
     def wait_for(self, rank: int, question: str, *, deadline: float) -> Vote:
-        """One rank's vote. Raises PeerLost."""
+        """Wait for one rank's vote.
+
+        Args:
+            rank: which rank.
+            question: completes "waiting for" in the error.
+            deadline: a reading of time.monotonic().
+
+        Raises:
+            PeerLost: the rank did not answer by the deadline.
+        """
         seconds = max(0.001, deadline - time.monotonic())
         try:
             posted = codec.decode(_Posted, self._coordination.get(f"{self._prefix}/vote/{rank}", seconds))
@@ -114,12 +124,12 @@ class Ballot:
 
 
 def first_problem(votes: tuple[Vote, ...]) -> Vote | None:
-    """The vote to blame, if any: of several the lowest rank's."""
+    """The vote of the lowest rank that has a problem; None if no vote has one."""
     return min((v for v in votes if v.problem), key=lambda v: v.rank, default=None)
 
 
 def problem_of(error: BaseException, *, where: Path) -> Problem:
-    """A problem in words that another process can raise again."""
+    """The problem that an error is, so that another process can raise it again. ``where``: the path if it names none."""
     if isinstance(error, errors.Superseded):
         return Problem(ProblemKind.SUPERSEDED, error.found, str(error.folder))
     if isinstance(error, errors.StorageError):
@@ -127,6 +137,6 @@ def problem_of(error: BaseException, *, where: Path) -> Problem:
     if isinstance(error, errors.PeerLost | TimeoutError):
         return Problem(ProblemKind.TIMEOUT, str(error), str(where))
     if isinstance(error, OSError) and error.errno:
-        told = error.strerror if error.strerror not in {None, os.strerror(error.errno)} else type(error).__name__
-        return Problem(ProblemKind.STORAGE, str(told), str(error.filename or where), error.errno)
+        text = error.strerror if error.strerror not in {None, os.strerror(error.errno)} else type(error).__name__
+        return Problem(ProblemKind.STORAGE, str(text), str(error.filename or where), error.errno)
     return Problem(ProblemKind.OTHER, f"{type(error).__name__}: {error}"[:4000], str(where))

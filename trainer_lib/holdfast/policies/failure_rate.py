@@ -4,14 +4,11 @@ from __future__ import annotations
 
 from typing import Final
 
+from holdfast_contract import defaults
 from holdfast_contract.sync import FailureHistory
 
-PRIOR_SECONDS: Final = 6 * 3600.0
-"""Expected seconds of running between failures, unless the program or the job says otherwise. The 54-day pre-training
-run of Llama 3 was interrupted every 3 hours on 16,384 GPUs (arXiv:2407.21783, section 3.3.4); smaller jobs fail less
-often."""
-PRIOR_FAILURES: Final = 1.0
-"""How many observed failures the expectation weighs as much as. It is one, so a few failures outweigh it."""
+PRIOR_SECONDS: Final = float(defaults.SECONDS_BETWEEN_FAILURES)
+PRIOR_FAILURES: Final = float(defaults.PRIOR_FAILURES)
 
 UNOBSERVED: Final = FailureHistory()
 

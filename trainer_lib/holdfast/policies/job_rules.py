@@ -22,6 +22,7 @@ from holdfast.policies.save_rules import (
     only_at_end,
 )
 from holdfast.policies.save_when_unstable import SaveWhenUnstable
+from holdfast_contract import defaults
 
 T = TypeVar("T")
 
@@ -91,7 +92,7 @@ def every_from(raw: Any, where: str) -> SavePolicy:
     return readers[name]()
 
 
-def keep_from(raw: Any, where: str, *, latest: int | None = 3) -> KeepRule:
+def keep_from(raw: Any, where: str, *, latest: int | None = defaults.KEEP_LATEST) -> KeepRule:
     """Read what to keep.
 
     Args:

@@ -16,6 +16,7 @@ from dataclasses import dataclass, field
 from typing import Literal
 
 from holdfast.policies.field_checks import require_int, require_positive
+from holdfast_contract import defaults
 from holdfast_contract.manifest import CheckpointRef, is_healthy
 
 Mode = Literal["min", "max"]
@@ -167,7 +168,7 @@ KeepRule = (
 
 def keep(  # noqa: PLR0913  one name for every rule, all optional
     *,
-    latest: int | None = 3,
+    latest: int | None = defaults.KEEP_LATEST,
     best: int = 0,
     metric: str = "loss",
     mode: Mode = "min",

@@ -5,7 +5,9 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any, Final
 
-REMEMBERED_VALUES: Final = 1024
+from holdfast_contract import defaults
+
+REMEMBERED_VALUES: Final = defaults.LONGEST_WINDOW
 """How many values of a watched metric are remembered, and how long the window of a rule may be."""
 
 

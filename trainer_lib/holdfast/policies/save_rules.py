@@ -15,9 +15,10 @@ from typing import Final, Protocol
 
 from holdfast.policies.failure_rate import UNOBSERVED
 from holdfast.policies.field_checks import require_int, require_positive
+from holdfast_contract import defaults
 from holdfast_contract.sync import FailureHistory
 
-DEFAULT_SECONDS: Final = 600.0
+DEFAULT_SECONDS: Final = float(defaults.SAVE_SECONDS)
 """The interval between saves if neither the program nor the job names a rule."""
 
 

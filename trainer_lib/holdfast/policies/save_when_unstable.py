@@ -11,8 +11,8 @@ from typing import Final
 from holdfast.policies.field_checks import require_int, require_positive
 from holdfast.policies.metric_values import REMEMBERED_VALUES
 from holdfast.policies.save_rules import DecisionContext
+from holdfast_contract import defaults
 
-SHORTEST_WINDOW: Final = 8
 _DEVIATION: Final = 1.4826
 """The median absolute deviation times this is the standard deviation, if values are normally distributed."""
 _RESOLUTION: Final = 1e-6
@@ -35,8 +35,8 @@ class SaveWhenUnstable:
     base_seconds: float
     max_seconds: float
     metric: str = "loss"
-    window: int = 32
-    tolerance: float = 6.0
+    window: int = defaults.UNSTABLE_WINDOW
+    tolerance: float = defaults.UNSTABLE_TOLERANCE
     deterministic = False
 
     def __post_init__(self) -> None:
@@ -45,7 +45,7 @@ class SaveWhenUnstable:
         if not self.min_seconds <= self.base_seconds <= self.max_seconds:
             found = f"{self.min_seconds:g}, {self.base_seconds:g}, {self.max_seconds:g}"
             raise ValueError(f"when_unstable: found min, base, max of {found} seconds, allowed: in rising order")
-        require_int("when_unstable.window", self.window, minimum=SHORTEST_WINDOW)
+        require_int("when_unstable.window", self.window, minimum=defaults.SHORTEST_WINDOW)
         if self.window > REMEMBERED_VALUES:
             raise ValueError(f"when_unstable.window: found {self.window}, allowed: {REMEMBERED_VALUES} or fewer")
 
@@ -79,8 +79,8 @@ def when_unstable(
     base_seconds: float,
     max_seconds: float,
     metric: str = "loss",
-    window: int = 32,
-    tolerance: float = 6.0,
+    window: int = defaults.UNSTABLE_WINDOW,
+    tolerance: float = defaults.UNSTABLE_TOLERANCE,
 ) -> SaveWhenUnstable:
     """Save more often while a metric is unstable; see ``SaveWhenUnstable``.
 

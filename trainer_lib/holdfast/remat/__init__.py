@@ -1,4 +1,4 @@
-"""What the forward pass keeps for the backward pass, by policy or under a byte budget.
+"""Rematerialisation: what the forward pass keeps for the backward pass, by policy or under a byte budget.
 
 ::
 
@@ -9,15 +9,15 @@
     planned = remat.plan(loss, params, batch, budget=remat.fraction(0.3))      # the cheapest that fits
     print(planned.report.table())
 
-Values and gradients stay those of the function; only memory and time change.
+Values and gradients stay the same; only memory and time change.
 """
 
 from holdfast.remat.assign import EveryNth, assign, every
-from holdfast.remat.budget import Budget, DoesNotFit, bytes_per_device, fraction
-from holdfast.remat.compare import compare
+from holdfast.remat.comparison import compare
 from holdfast.remat.layers import scan_layers
-from holdfast.remat.plan import Kept, Plan, automatic, plan
-from holdfast.remat.policies import (
+from holdfast.remat.memory_budget import Budget, DoesNotFit, bytes_per_device, fraction
+from holdfast.remat.planning import Kept, Plan, automatic, plan
+from holdfast.remat.remat_policies import (
     Policy,
     any_of,
     dots,

@@ -9,15 +9,15 @@ from typing import Any
 import jax
 from jax.extend import core
 
-from holdfast.remat.anatomy import under
+from holdfast.remat.analysis import under
 from holdfast.remat.checks import require_callable, require_int
-from holdfast.remat.policies import Everything, Policy, require_policy
-from holdfast.remat.program import Path, Rebuild, Rewriter, body_of, mark_of, trace
+from holdfast.remat.remat_policies import Everything, Policy, require_policy
+from holdfast.remat.traced_program import Path, Rebuild, Rewriter, body_of, mark_of, trace
 
 
 @dataclass(frozen=True)
 class EveryNth:
-    """One policy for every ``n``-th block of a name, beginning with the first, and another for those between."""
+    """One policy for every ``n``-th block of a name, starting with the first, and another for the blocks between."""
 
     n: int
     policy: Policy
@@ -29,20 +29,30 @@ class EveryNth:
         require_policy("every.otherwise", self.otherwise)
 
     def of(self, index: int) -> Policy:
-        """The policy of the block with this index among those of its name."""
+        """The policy of the block with this index, counted from 0, among the blocks of its name."""
         return self.policy if index % self.n == 0 else self.otherwise
 
 
 def every(n: int, policy: Policy, otherwise: Policy | None = None) -> EveryNth:
-    """``policy`` for blocks 0, n, 2n ... of a name; ``otherwise``, by default keeping everything, for the others."""
+    """A choice for ``assign`` that alternates between two policies.
+
+    Args:
+        n: distance of the blocks under ``policy``, 1 or more.
+        policy: for blocks 0, n, 2n ... of a name.
+        otherwise: for the other blocks; default: keep everything.
+
+    Raises:
+        ValueError: ``n`` is below 1.
+        TypeError: a policy is something else.
+    """
     return EveryNth(n, policy, Everything() if otherwise is None else otherwise)
 
 
 def assign(function: Callable[..., Any], choices: Mapping[str, Policy | EveryNth]) -> Callable[..., Any]:
-    """``function`` with a policy for each of its marked blocks whose name is in ``choices``; others stay marked.
+    """``function`` with a policy for each marked block whose name is in ``choices``; other blocks stay marked.
 
-    Of blocks inside one another the outermost that has a choice takes it for all that it contains. A block in the body
-    of a scan is one block: all rounds share its policy.
+    Of nested blocks, the outermost one with a choice decides for everything inside it. A block in the body of a scan is one
+    block, so all iterations share its policy.
 
     Raises:
         TypeError: a choice is neither a policy nor ``every(...)``.
@@ -66,7 +76,7 @@ def assign(function: Callable[..., Any], choices: Mapping[str, Policy | EveryNth
 
 
 def _bodies(closed: core.ClosedJaxpr, choices: Mapping[str, Policy | EveryNth]) -> tuple[dict[Path, Rebuild], set[str]]:
-    """A body for each block that has a choice, and the names of all blocks that were met."""
+    """A body for each block that has a choice, and the names of all blocks that were found."""
     bodies: dict[Path, Rebuild] = {}
     met: dict[str, int] = {}
 

@@ -1,4 +1,4 @@
-"""One choice for each region of a program, such that all together fit and the least is computed again."""
+"""One choice for each region of a program: together they fit the budget and recompute the fewest FLOPs."""
 
 from __future__ import annotations
 
@@ -11,52 +11,52 @@ from typing import Any, Final
 import numpy as np
 import numpy.typing as npt
 
-from holdfast.remat.choice import Choice, everything_of
+from holdfast.remat.choice import RegionChoice, everything_of
 from holdfast.remat.graph import Graph
 from holdfast.remat.prices import Prices
-from holdfast.remat.program import Path
-from holdfast.remat.solve import Model, Part
+from holdfast.remat.solve import Model, RegionVariables
+from holdfast.remat.traced_program import Path
 
 _OPTIONS: Final = 12
-"""Choices that are prepared per kind of region, spread evenly over the logarithm of their bytes."""
+"""Number of choices prepared per kind of region, spread evenly over the logarithm of their bytes."""
 
 _BUCKETS: Final = 8192
-"""Resolution of the budget; what regions keep is rounded up to it, so the budget always holds."""
+"""Resolution of the budget. Kept bytes are rounded up to it, so the budget always holds."""
 
 _THRESHOLDS: Final = 12
-"""Limits on working bytes that are tried."""
+"""Number of limits on working bytes to try."""
 
 _TOGETHER: Final = 400
-"""Values that can be kept, in all regions, up to which these are solved together and exactly."""
+"""All regions are solved together, exactly, if they have at most this many values to choose from."""
 
 _POLISHED: Final = 6
-"""Regions that are solved once more for exactly the room that the others leave."""
+"""Number of regions that are solved once more, for exactly the room that the others leave."""
 
 
 @dataclass(frozen=True)
 class Group:
-    """Regions that compute the same, as the layers of a model do."""
+    """Regions that compute the same, such as the layers of a model."""
 
     paths: tuple[Path, ...]
     graph: Graph
-    part: Part
+    part: RegionVariables
 
 
 @dataclass(frozen=True)
 class Selection:
-    """A choice for each region. ``bound_flops``: no selection that fits needs fewer; None if that is not known."""
+    """A choice for each region. ``bound_flops``: no selection that fits recomputes fewer; None if unknown."""
 
-    choices: dict[Path, Choice]
+    choices: dict[Path, RegionChoice]
     bound_flops: float | None
 
     @property
     def kept_bytes(self) -> int:
-        """Held from the forward to the backward pass."""
+        """Bytes held from the forward to the backward pass."""
         return sum(c.kept_bytes for c in self.choices.values())
 
     @property
     def working_bytes(self) -> int:
-        """Back at once while the backward pass of a region runs: one region at a time."""
+        """Most recomputed bytes held at once: the backward pass runs one region at a time."""
         return max((c.working_bytes for c in self.choices.values()), default=0)
 
     @property
@@ -66,11 +66,11 @@ class Selection:
 
     @property
     def flops(self) -> int:
-        """Computed again."""
+        """Recomputed FLOPs."""
         return sum(c.flops for c in self.choices.values())
 
 
-def everywhere(groups: Sequence[Group], choices: Sequence[Choice]) -> Selection:
+def everywhere(groups: Sequence[Group], choices: Sequence[RegionChoice]) -> Selection:
     """The same choice for all regions of a group."""
     return Selection({path: c for g, c in zip(groups, choices, strict=True) for path in g.paths}, None)
 
@@ -81,17 +81,25 @@ def keep_all(groups: Sequence[Group]) -> Selection:
 
 
 def keep_least(groups: Sequence[Group]) -> Selection:
-    """The fewest bytes."""
+    """The selection of fewest bytes."""
     least = Model([g.part for g in groups], [len(g.paths) for g in groups]).least(seconds=1.0)
     return everywhere(groups, least)
 
 
 def select(groups: Sequence[Group], cap_bytes: float, *, seconds: float) -> Selection | None:
-    """The selection of fewest FLOPs whose kept and working bytes are at most the cap; None if none was found.
+    """The selection of fewest FLOPs that fits.
 
-    Few regions are solved together, exactly if the time suffices. Of many, each gets one of the choices prepared for
-    its kind or found by a price on bytes, by dynamic programming over the budget; then single regions are solved again
-    for exactly the room that the others leave.
+    A few regions are solved together, exactly if time allows. With many, dynamic programming over the budget gives each
+    region one of the choices that were prepared for its kind or found by a price on bytes; then single regions are solved
+    again for exactly the room that the others leave.
+
+    Args:
+        groups: the regions, those that compute the same in one group.
+        cap_bytes: limit of kept and working bytes together, over all shards.
+        seconds: limit of the search.
+
+    Returns:
+        The selection; None if none was found.
     """
     everything = keep_all(groups)
     if everything.total_bytes <= cap_bytes:
@@ -105,7 +113,7 @@ def select(groups: Sequence[Group], cap_bytes: float, *, seconds: float) -> Sele
     prices = Prices([Model([g.part], [1]) for g in groups], copies, options, cap_bytes)
     prices.search(deadline - 0.3 * seconds)
     found = _best_of_thresholds(groups, [_undominated(choices) for choices in options], cap_bytes)
-    if found is None:  # nothing to spare, not even for rounding
+    if found is None:  # the budget is too tight even for rounding
         found = keep_least(groups)
     if found.total_bytes > cap_bytes:
         return together
@@ -119,25 +127,31 @@ def select(groups: Sequence[Group], cap_bytes: float, *, seconds: float) -> Sele
 
 
 def _near(bound_flops: float | None) -> float:
-    """What is near enough to a bound to end the search."""
+    """FLOPs near enough to a bound to end the search."""
     return 1.02 * (bound_flops or 0.0)
 
 
 def _together(groups: Sequence[Group], cap_bytes: float, seconds: float) -> Selection | None:
-    """All regions as one integer program, if they are few."""
+    """Solve all regions as one integer program, if they are few."""
     parts = [(path, g.part) for g in groups for path in g.paths]
     if sum(len(part.slots) for _, part in parts) > _TOGETHER:
         return None
-    answer = Model([part for _, part in parts], [1] * len(parts)).solve(cap_bytes, seconds=0.5 * seconds)
-    if answer is None:
+    solution = Model([part for _, part in parts], [1] * len(parts)).solve(cap_bytes, seconds=0.5 * seconds)
+    if solution is None:
         return None
-    chosen = {path: c for (path, _), c in zip(parts, answer.choices, strict=True)}
-    selection = Selection(chosen, min(answer.bound_flops, sum(c.flops for c in answer.choices)))
+    chosen = {path: c for (path, _), c in zip(parts, solution.choices, strict=True)}
+    selection = Selection(chosen, min(solution.bound_flops, sum(c.flops for c in solution.choices)))
     return selection if selection.total_bytes <= cap_bytes else None
 
 
 def sample(groups: Sequence[Group], *, points: int, seconds: float) -> list[Selection]:
-    """Good selections from the fewest bytes to all, for a picture of what can be had."""
+    """Good selections between the fewest bytes and all, to show the trade-off.
+
+    Args:
+        groups: the regions, those that compute the same in one group.
+        points: number of budgets, spaced evenly over the logarithm of bytes.
+        seconds: limit of the search.
+    """
     deadline = time.monotonic() + seconds
     options = [prepare(g, deadline) for g in groups]
     least, most = keep_least(groups), keep_all(groups)
@@ -146,8 +160,8 @@ def sample(groups: Sequence[Group], *, points: int, seconds: float) -> list[Sele
     return [least, *(s for s in found if s is not None), most]
 
 
-def prepare(group: Group, deadline: float) -> list[Choice]:
-    """Choices for a kind of region from the fewest bytes to all; at least these two, more until the deadline."""
+def prepare(group: Group, deadline: float) -> list[RegionChoice]:
+    """Choices for a kind of region: the fewest bytes, everything, and more between them until the deadline."""
     copies = len(group.paths)
     model = Model([group.part], [copies])
     (least,), most = model.least(seconds=1.0), everything_of(group.graph)
@@ -158,29 +172,31 @@ def prepare(group: Group, deadline: float) -> list[Choice]:
         left = deadline - time.monotonic()
         if left <= 0:
             break
-        answer = model.solve(float(cap), seconds=left)
-        if answer is not None:
-            found[answer.choices[0]] = None
+        solution = model.solve(float(cap), seconds=left)
+        if solution is not None:
+            found[solution.choices[0]] = None
     return list(found)
 
 
 def _spread(values: list[Any]) -> Iterator[Any]:
-    """Every fourth, then those between, so that an early end leaves no part of the range without a choice."""
+    """Every fourth value, then those between, so an early end leaves no part of the range empty."""
     for start in (0, 2, 1, 3):
         yield from values[start::4]
 
 
-def _undominated(choices: Sequence[Choice]) -> list[Choice]:
-    """Without those that another one beats or equals in all respects."""
-    best: list[Choice] = []
+def _undominated(choices: Sequence[RegionChoice]) -> list[RegionChoice]:
+    """Without choices that another one beats or equals in every respect."""
+    best: list[RegionChoice] = []
     for choice in sorted(choices, key=lambda c: (c.flops, c.kept_bytes, c.working_bytes)):
         if not any(o.kept_bytes <= choice.kept_bytes and o.working_bytes <= choice.working_bytes for o in best):
             best.append(choice)
     return best
 
 
-def _best_of_thresholds(groups: Sequence[Group], options: Sequence[list[Choice]], cap_bytes: float) -> Selection | None:
-    """The best selection over limits on working bytes: the working bytes of one region take room from all."""
+def _best_of_thresholds(
+    groups: Sequence[Group], options: Sequence[list[RegionChoice]], cap_bytes: float
+) -> Selection | None:
+    """The best selection over several limits on working bytes, because one region's working bytes take room from all."""
     limits = sorted({c.working_bytes for choices in options for c in choices})
     if len(limits) > _THRESHOLDS:
         limits = [limits[round(i)] for i in np.linspace(0, len(limits) - 1, _THRESHOLDS)]
@@ -195,8 +211,8 @@ def _best_of_thresholds(groups: Sequence[Group], options: Sequence[list[Choice]]
     return best
 
 
-def _fill(groups: Sequence[Group], options: Sequence[list[Choice]], room_bytes: float) -> Selection | None:
-    """Dynamic program: the least FLOPs of the regions so far for each number of buckets that they may fill."""
+def _fill(groups: Sequence[Group], options: Sequence[list[RegionChoice]], room_bytes: float) -> Selection | None:
+    """Dynamic program: the fewest FLOPs of the regions so far, for each number of buckets that they may fill."""
     best: npt.NDArray[np.float64] = np.zeros(_BUCKETS + 1)
     order = [(path, choices) for g, choices in zip(groups, options, strict=True) for path in g.paths]
     taken: list[npt.NDArray[np.int16]] = []
@@ -223,23 +239,23 @@ def _fill(groups: Sequence[Group], options: Sequence[list[Choice]], room_bytes: 
     return Selection(chosen, None)
 
 
-def _weight(choice: Choice, room_bytes: float) -> int:
+def _weight(choice: RegionChoice, room_bytes: float) -> int:
     return math.ceil(choice.kept_bytes / room_bytes * _BUCKETS)
 
 
 def _polish(groups: Sequence[Group], selection: Selection, cap_bytes: float, deadline: float) -> Selection:
-    """Regions solved again for the room that the others leave, those that cost most first."""
+    """Solve single regions again for the room that the others leave, the most expensive first."""
     model_of = {path: Model([g.part], [1]) for g in groups for path in g.paths}
-    dearest = sorted(selection.choices, key=lambda p: -selection.choices[p].flops)
-    for path in dearest[:_POLISHED]:
+    most_expensive = sorted(selection.choices, key=lambda p: -selection.choices[p].flops)
+    for path in most_expensive[:_POLISHED]:
         left = deadline - time.monotonic()
         if left <= 0:
             break
         others = selection.kept_bytes - selection.choices[path].kept_bytes
-        answer = model_of[path].solve(cap_bytes - others, seconds=left)
-        if answer is None:
+        solution = model_of[path].solve(cap_bytes - others, seconds=left)
+        if solution is None:
             continue
-        better = Selection({**selection.choices, path: answer.choices[0]}, None)
+        better = Selection({**selection.choices, path: solution.choices[0]}, None)
         if better.total_bytes <= cap_bytes and better.flops < selection.flops:
             selection = better
     return selection

@@ -1,4 +1,4 @@
-"""Floating-point operations and bytes of programs, from their shapes."""
+"""FLOPs and bytes of programs, from their shapes."""
 
 from __future__ import annotations
 
@@ -64,14 +64,15 @@ _PER_INPUT: Final = frozenset(
         "reduce_window_sum",
     }
 )
-"""One operation per element of the first input, not of the output."""
+"""Operations that count one FLOP per element of the first input, not of the output."""
 
 _RANDOM_OPERATIONS: Final = 100
-"""Per random word: the twenty rounds of Threefry with their additions, rotations and key schedule."""
+"""FLOPs per random word: the twenty rounds of Threefry-2x32 (J. Salmon et al., SC 2011), with additions, rotations and key
+schedule, rounded to a hundred."""
 
 
 def bytes_of(aval: Any) -> int:
-    """Bytes of a value of this shape and dtype; 0 for tokens and the like."""
+    """Bytes of a value of this shape and dtype; 0 for values without them, such as tokens."""
     shape, dtype = getattr(aval, "shape", None), getattr(aval, "dtype", None)
     if shape is None or dtype is None:
         return 0
@@ -79,37 +80,37 @@ def bytes_of(aval: Any) -> int:
 
 
 def size_of(aval: Any) -> int:
-    """Elements of a value."""
+    """Number of elements of a value."""
     return int(math.prod(getattr(aval, "shape", ())))
 
 
 def flops_of(jaxpr: core.Jaxpr) -> int:
-    """Operations of a program: 2 per multiply-add of products and convolutions, 1 per element of what else computes.
+    """FLOPs of a program: 2 per multiply-add of products and convolutions, 1 per element of every other computation.
 
-    Scans count as often as they run; loops without a known number of rounds count once; of branches, the dearest.
+    A scan counts once per iteration, a loop of unknown length once, and a branch as its most expensive case.
     """
     return sum(flops_of_equation(eqn) for eqn in jaxpr.eqns)
 
 
 def live_flops_of(jaxpr: core.Jaxpr) -> int:
-    """Operations of a program without the equations whose outputs nothing reads: every compiler leaves them out."""
+    """FLOPs of a program without equations whose outputs nothing reads, which every compiler removes."""
     live = ancestors(jaxpr, jaxpr.outvars)
     return sum(flops_of_equation(eqn) for eqn in jaxpr.eqns if id(eqn) in live)
 
 
 def ancestors(jaxpr: core.Jaxpr, outputs: Sequence[Any]) -> set[int]:
-    """Identities of the equations that the outputs are computed by."""
-    wanted = {v for v in outputs if isinstance(v, core.Var)}
+    """Identities of the equations that compute the outputs."""
+    needed = {v for v in outputs if isinstance(v, core.Var)}
     found: set[int] = set()
     for eqn in reversed(jaxpr.eqns):
-        if any(v in wanted for v in eqn.outvars):
+        if any(v in needed for v in eqn.outvars):
             found.add(id(eqn))
-            wanted.update(v for v in eqn.invars if isinstance(v, core.Var))
+            needed.update(v for v in eqn.invars if isinstance(v, core.Var))
     return found
 
 
 def flops_of_equation(eqn: core.JaxprEqn) -> int:
-    """Operations of one equation; see flops_of."""
+    """FLOPs of one equation; see ``flops_of``."""
     name, params = eqn.primitive.name, eqn.params
     if name in _FREE:
         return 0

@@ -1,4 +1,4 @@
-"""What one region computes and what its backward pass needs of it, as a graph to choose kept values from."""
+"""One region as a graph: what it computes, and what its backward pass needs, to choose kept values from."""
 
 from __future__ import annotations
 
@@ -13,20 +13,21 @@ from jax.extend import core
 
 from holdfast.remat.costs import ancestors, bytes_of, flops_of_equation
 from holdfast.remat.measure import shapes_of
-from holdfast.remat.program import CALLS, Body, bind, body_of, constrained
 from holdfast.remat.regions import Region, is_real
+from holdfast.remat.traced_program import CALLS, Body, bind, body_of, constrained
 
 _named: Final[Callable[[Any, str], Any]] = checkpoint_name
 
 PREFIX: Final = "holdfast:"
-"""Names that the choice gives to values begin with this, so that they cannot meet a user's."""
+"""Prefix of the names that the search gives to values, so they cannot collide with a user's names."""
 
 
 @dataclass(frozen=True)
 class Value:
-    """A value of the forward pass. Bytes of one copy, and of all copies if it is kept from forward to backward pass.
+    """A value of the forward pass.
 
-    ``label`` is the name by which it can be kept; None where it cannot. ``producer`` is an operation, None for inputs.
+    ``single_bytes``: of one copy. ``kept_bytes``: of all copies, if it is kept from the forward to the backward pass.
+    ``label``: the name by which it can be kept; None if it cannot. ``producer``: index of an operation; None for inputs.
     """
 
     single_bytes: int
@@ -37,9 +38,9 @@ class Value:
 
 @dataclass(frozen=True)
 class Operation:
-    """A step of the forward pass. ``flops``: what doing it again costs in all repeats of the region.
+    """A step of the forward pass. ``flops``: the cost of recomputing it in all repeats of the region.
 
-    ``equation``: of the traced program; None for steps that only name a value.
+    ``equation``: in the traced program; None for steps that only name a value.
     """
 
     inputs: tuple[int, ...]
@@ -59,14 +60,14 @@ class Graph:
 
     @property
     def choosable(self) -> tuple[int, ...]:
-        """The values that can be kept."""
+        """Indices of the values that can be kept."""
         return tuple(i for i, v in enumerate(self.values) if v.label is not None)
 
 
 def named(closed: core.ClosedJaxpr, keep: frozenset[str] | None) -> Body:
-    """The program with a name on the results in ``keep``; None: on all. Calls are looked into, other programs are not.
+    """The program with a name on the results in ``keep``, or on all results if None; also inside calls.
 
-    A result's name is its place in the order of evaluation, so the same program always gives the same names.
+    A result's name is its position in the order of evaluation, so the same program always has the same names.
     """
 
     def run(*args: Any) -> Sequence[Any]:
@@ -76,7 +77,13 @@ def named(closed: core.ClosedJaxpr, keep: frozenset[str] | None) -> Body:
 
 
 def kept_only(closed: core.ClosedJaxpr, keep: frozenset[str], *, in_scan: bool) -> Body:
-    """The program, checkpointed: it keeps its inputs and the results named in ``keep``."""
+    """The program under ``jax.checkpoint``.
+
+    Args:
+        closed: the program.
+        keep: names of the results that it keeps besides its inputs.
+        in_scan: whether it runs inside a scan, where it needs no barriers against common-subexpression elimination.
+    """
     policy = jax.checkpoint_policies.save_only_these_names(*sorted(keep))
     return jax.checkpoint(named(closed, keep), policy=policy, prevent_cse=not in_scan)
 
@@ -122,7 +129,7 @@ def graph_of(region: Region) -> Graph:
 
 
 def _linearised(closed: core.ClosedJaxpr, avals: Sequence[Any], varied: Sequence[bool]) -> tuple[core.Jaxpr, list[int]]:
-    """The forward pass, whose outputs are the program's and then what backward needs; where each input comes in it."""
+    """The forward pass, whose outputs are the program's and then what the backward pass needs; and the order of inputs."""
     body = named(closed, None)
     order = sorted(range(len(avals)), key=lambda i: not varied[i])  # varied inputs first
     place = {index: position for position, index in enumerate(order)}
@@ -147,7 +154,7 @@ class _Builder:
         self._operations: list[Operation] = []
         self._index: dict[Any, int] = {}
         self._stable: list[bool] = []
-        self._same: dict[int, int] = {}  # a named value and the value before it was named are one in memory
+        self._same: dict[int, int] = {}  # a named value shares memory with the value before it was named
 
     def build(self, forward: core.Jaxpr, order: Sequence[int]) -> Graph:
         for variable, number in zip(forward.invars, order, strict=True):
@@ -175,7 +182,7 @@ class _Builder:
         repeats = self._region.once if stable else self._region.repeats
         producer, label = len(self._operations), _label(eqn)
         moved = sum(bytes_of(v.aval) for v in eqn.outvars)
-        # What only the backward pass reads is computed once, by whichever pass: to leave it to the backward pass is free.
+        # What only the backward pass reads is computed once in either pass, so leaving it to the backward pass is free.
         times = self._region.repeats if in_forward else 0
         step = Operation(inputs, flops_of_equation(eqn) * times, 0 if label else moved * times, None if label else eqn)
         self._operations.append(step)

@@ -1,4 +1,4 @@
-"""Scans over layers whose backward pass keeps what a policy says."""
+"""Scans over layers that keep what a policy says for the backward pass."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from typing import Any, TypeVar
 import jax
 
 from holdfast.remat.checks import require_callable, require_int
-from holdfast.remat.policies import Policy, require_policy
+from holdfast.remat.remat_policies import Policy, require_policy
 
 Carry = TypeVar("Carry")
 
@@ -21,15 +21,25 @@ def scan_layers(
     *,
     group: int = 1,
 ) -> tuple[Carry, Any]:
-    """``jax.lax.scan(layer, carry, layers)`` that keeps what ``policy`` says of each layer, beside its carry.
+    """``jax.lax.scan(layer, carry, layers)`` that keeps of each layer its carry and what ``policy`` says.
 
-    ``layers``: a pytree whose leaves begin with a dimension of the number of layers. With a ``group`` only the carry of
-    every ``group``-th layer is kept and the layers of one group are run again for its backward pass; at about the square
-    root of the number of layers, carries take least memory (two levels of recomputation: a second forward pass of each
-    layer, beside the one that the policy itself asks for).
+    With ``group`` above 1, only the carry of every ``group``-th layer is kept, and the layers of a group run again for its
+    backward pass. That is a second forward pass of each layer, besides the one that the policy itself causes. Carries take
+    the least memory at about the square root of the number of layers (T. Chen et al., Training Deep Nets with Sublinear
+    Memory Cost, arXiv:1604.06174).
+
+    Args:
+        layer: ``(carry, layer's leaves) -> (carry, output)``.
+        carry: the input of the first layer.
+        layers: a pytree whose leaves have shape ``(number of layers, ...)``.
+        policy: what to keep of each layer.
+        group: number of layers per kept carry; a divisor of the number of layers.
+
+    Returns:
+        The last carry, and the outputs stacked along a first axis.
 
     Raises:
-        ValueError: the group does not divide the number of layers.
+        ValueError: ``group`` does not divide the number of layers, or the leaves' first dimensions differ.
     """
     require_callable("layer", layer)
     require_policy("policy", policy)

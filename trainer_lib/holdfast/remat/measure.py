@@ -1,4 +1,4 @@
-"""What a differentiated program really keeps, computes and takes: by a trace, and by a compilation."""
+"""What a differentiated program keeps and computes, by a trace, and the memory it takes, by a compilation."""
 
 from __future__ import annotations
 
@@ -12,28 +12,40 @@ import numpy as np
 from jax.extend import core
 
 from holdfast.remat.costs import bytes_of, live_flops_of
-from holdfast.remat.program import Body
 from holdfast.remat.regions import is_real
+from holdfast.remat.traced_program import Body
 
 _shape: Final[Callable[..., jax.ShapeDtypeStruct]] = jax.ShapeDtypeStruct
 
 
 @dataclass(frozen=True)
 class Traced:
-    """``kept_bytes``: between forward and backward pass, beside arguments and results. ``flops``: of both passes."""
+    """``kept_bytes``: between forward and backward pass, besides arguments and results. ``flops``: of both passes."""
 
     kept_bytes: int
     flops: int
 
 
 def measure(body: Body, avals: Sequence[Any], active: Sequence[bool]) -> Traced:
-    """Traces a flat function and its gradient by the ``active`` inputs. Compiles nothing, needs no device."""
+    """Trace a flat function and its gradient. This compiles nothing and needs no device.
+
+    Args:
+        body: a function of flat inputs.
+        avals: their shapes and dtypes.
+        active: which inputs to differentiate by.
+    """
     whole = jax.make_jaxpr(gradient(body, active))(*shapes_of(avals)).jaxpr
     return Traced(kept_bytes(body, avals, active), live_flops_of(whole))
 
 
 def kept_bytes(body: Body, avals: Sequence[Any], active: Sequence[bool]) -> int:
-    """What a flat function keeps for its gradient beside its inputs and outputs, by a trace."""
+    """Bytes that a flat function keeps for its gradient besides its inputs and outputs, by a trace.
+
+    Args:
+        body: a function of flat inputs.
+        avals: their shapes and dtypes.
+        active: which inputs to differentiate by.
+    """
     place = [i for i, a in enumerate(active) if a]
 
     def forward(*values: Any) -> Any:
@@ -56,12 +68,12 @@ def kept_bytes(body: Body, avals: Sequence[Any], active: Sequence[bool]) -> int:
 
 
 def shapes_of(avals: Sequence[Any]) -> list[jax.ShapeDtypeStruct]:
-    """The abstract values as examples for a trace."""
+    """The abstract values as example arguments for a trace."""
     return [_shape(a.shape, a.dtype, weak_type=getattr(a, "weak_type", False)) for a in avals]
 
 
 def gradient(body: Body, active: Sequence[bool]) -> Body:
-    """A function from flat inputs to flat outputs and then the gradients of their sum by the active inputs."""
+    """A function from flat inputs to flat outputs, followed by the gradients of their sum by the active inputs."""
     place = [i for i, a in enumerate(active) if a]
 
     def run(*values: Any) -> list[Any]:
@@ -81,7 +93,16 @@ def gradient(body: Body, active: Sequence[bool]) -> Body:
 def compiled_bytes(body: Body, leaves: Sequence[Any], active: Sequence[bool]) -> int:
     """Bytes of temporaries per device of the compiled gradient, without its arguments and results.
 
-    Compiles ahead of time and runs nothing. A compiler that refuses for want of memory raises JaxRuntimeError.
+    Compiles ahead of time and runs nothing.
+
+    Args:
+        body: a function of flat inputs.
+        leaves: examples of the inputs.
+        active: which inputs to differentiate by.
+
+    Raises:
+        JaxRuntimeError: the compiler ran out of memory.
+        RuntimeError: the backend has no memory analysis.
     """
     compiled = jax.jit(gradient(body, active)).lower(*leaves).compile()
     analysis = compiled.memory_analysis()

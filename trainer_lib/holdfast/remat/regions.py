@@ -1,4 +1,4 @@
-"""The parts of a program for which something can be chosen: marked blocks, and bodies of scans."""
+"""The parts of a program whose kept values can be chosen: marked blocks, and bodies of scans."""
 
 from __future__ import annotations
 
@@ -9,16 +9,16 @@ from typing import Any, Literal
 import jax.numpy as jnp
 from jax.extend import core
 
-from holdfast.remat.program import CALLS, REMAT, Path, body_of, has_mark, mark_of
+from holdfast.remat.traced_program import CALLS, REMAT, Path, body_of, has_mark, mark_of
 
 
 @dataclass(frozen=True)
 class Input:
-    """What is known of a value that goes into a part of the program.
+    """What is known about an input of a part of the program.
 
-    ``varied``: whether it depends on what the program is differentiated by. ``held``: how many copies of it exist for
-    the whole of the program; 0 if it is (a slice of) an argument of the program, which is in memory anyway.
-    ``stable``: whether it is the same in each round of the innermost scan.
+    ``varied``: whether it depends on an argument that the program is differentiated by. ``held``: how many copies of it exist
+    during the whole program; 0 for an argument of the program or a slice of one, which is in memory anyway. ``stable``:
+    whether it is the same in every iteration of the innermost scan.
     """
 
     varied: bool
@@ -30,8 +30,8 @@ class Input:
 class Region:
     """A part of the program whose kept values can be chosen.
 
-    ``repeats``: how often it runs in one run of the program, so how many copies of a value that it keeps exist.
-    ``once``: the same for a value that does not change from round to round of its scan.
+    ``repeats``: how often it runs in one run of the program, and so how many copies exist of a value that it keeps.
+    ``once``: the same for a value that does not change between iterations of its scan.
     """
 
     path: Path
@@ -43,15 +43,15 @@ class Region:
     once: int
 
     def key(self) -> object:
-        """Equal for regions that compute the same in the same circumstances, as the layers of a model do."""
+        """Equal for regions that compute the same under the same conditions, such as the layers of a model."""
         return str(self.closed), self.inputs, self.repeats, self.once, self.kind
 
 
 def find_regions(closed: core.ClosedJaxpr, varied: Sequence[bool]) -> list[Region]:
     """All regions of a program whose inputs are ``varied`` or not, in the order in which they run.
 
-    A marked block is one region, whatever it contains. A scan is one region per round, unless blocks inside it are
-    marked: then those are. Branches, loops and functions with derivatives of their own are left as they are.
+    A marked block is one region, whatever it contains. The body of a scan is one region, unless blocks inside it are marked:
+    then these are the regions. Branches, loops and functions with custom derivatives are left as they are.
     """
     finder = _Finder([])
     finder.walk(closed, [Input(v, held=0) for v in varied], repeats=1, once=1, path=())
@@ -65,7 +65,15 @@ class _Finder:
     def walk(
         self, closed: core.ClosedJaxpr, inputs: Sequence[Input], *, repeats: int, once: int, path: Path
     ) -> list[Input]:
-        """Adds the regions inside; what is known of the outputs."""
+        """Add the regions of a program and return what is known about its outputs.
+
+        Args:
+            closed: the program.
+            inputs: what is known about its inputs.
+            repeats: how often it runs in one run of the outermost program.
+            once: how often a value is computed that is the same in every iteration of the innermost scan.
+            path: where it is in the outermost program.
+        """
         env: dict[Any, Input] = dict.fromkeys(closed.jaxpr.constvars, Input(varied=False, held=0, stable=True))
         env.update(zip(closed.jaxpr.invars, inputs, strict=True))
 
@@ -112,7 +120,7 @@ class _Finder:
 
 
 def _rounds(eqn: core.JaxprEqn, given: list[Input], copies: int) -> list[Input]:
-    """What is known of the inputs of a scan's body."""
+    """What is known about the inputs of a scan's body."""
     consts_count, carry_count = eqn.params["num_consts"], eqn.params["num_carry"]
     carry_end = consts_count + carry_count
     varied = [i.varied for i in given]
@@ -124,7 +132,7 @@ def _rounds(eqn: core.JaxprEqn, given: list[Input], copies: int) -> list[Input]:
 
 
 def _carry(eqn: core.JaxprEqn, varied: Sequence[bool]) -> list[bool]:
-    """Which carried values come to depend on a varied input, in the first round or a later one."""
+    """Which carried values depend on a varied input, in the first iteration or a later one."""
     consts_count, carry_count = eqn.params["num_consts"], eqn.params["num_carry"]
     end = consts_count + carry_count
     carry = list(varied[consts_count:end])
@@ -150,7 +158,7 @@ def varied_outputs(jaxpr: core.Jaxpr, varied: Sequence[bool]) -> list[bool]:
 
 
 def propagate(eqn: core.JaxprEqn, varied: list[bool]) -> list[bool]:
-    """Which outputs of an equation are varied. Where the inside is not looked into: all that could be."""
+    """Which outputs of an equation are varied; every real output, for an equation whose inside is not examined."""
     name, inner = eqn.primitive.name, body_of(eqn)
     if name == "stop_gradient" or not any(varied):
         return [False] * len(eqn.outvars)

@@ -1,24 +1,22 @@
-"""What each choice saves and costs, as numbers, as a table and as a plot."""
+"""What each choice saves and costs, as numbers and as a table."""
 
 from __future__ import annotations
 
-from dataclasses import dataclass
-from pathlib import Path
+from dataclasses import asdict, dataclass
+from typing import Any, Final
 
-from holdfast.remat.plot import Point, scatter
-
-_MIB = 1024 * 1024
+_MIB: Final = 1024 * 1024
 
 
 @dataclass(frozen=True)
 class Row:
     """One choice. Bytes are per device.
 
-    ``kept_bytes``: held from the forward to the backward pass, by a trace of the gradient, beside arguments and
-    results. ``predicted_bytes``: these and what is back at once while the backward pass of one region runs.
-    ``compiled_bytes``: temporaries by the compiler's own account; None where it was not asked or means nothing.
-    ``recomputed_flops``: done a second time, over all devices. ``flops_ratio``: all FLOPs of value and gradient as a
-    multiple of those without rematerialisation.
+    ``kept_bytes``: held from the forward to the backward pass beside arguments and results, by a trace of the gradient.
+    ``predicted_bytes``: kept bytes plus the bytes that are recomputed and held at once while the backward pass of one
+    region runs. ``compiled_bytes``: temporaries by the compiler's own memory analysis; None if the compiler was not
+    asked or its figures mean nothing here. ``recomputed_flops``: computed a second time, over all devices.
+    ``flops_ratio``: all FLOPs of value and gradient, divided by those without rematerialisation.
     """
 
     name: str
@@ -31,11 +29,12 @@ class Row:
 
 @dataclass(frozen=True)
 class Report:
-    """Rows, the first without rematerialisation. ``chosen`` names the row of the plan; None in a mere comparison.
+    """Rows of choices; the first is without rematerialisation. ``chosen`` names the plan's row; None in a comparison.
 
     ``front``: (predicted bytes per device, recomputed FLOPs) of the cheapest choices at budgets in between.
-    ``budget_bytes``: per device; None in a comparison. ``search_seconds``: without compilation. ``bound_flops``: no
-    choice that fits recomputes fewer; None if the search does not know. ``notes``: what the figures cannot show.
+    ``budget_bytes``: per device; None in a comparison. ``search_seconds``: time of the search without compilation.
+    ``bound_flops``: no choice that fits recomputes fewer; None if the search found no bound. ``notes``: what the figures
+    do not show.
     """
 
     rows: tuple[Row, ...]
@@ -47,7 +46,7 @@ class Report:
     notes: tuple[str, ...] = ()
 
     def row(self, name: str) -> Row:
-        """The row of this name. Raises KeyError with those there are."""
+        """The row of this name. Raises KeyError, which lists the names that exist."""
         for row in self.rows:
             if row.name == name:
                 return row
@@ -80,18 +79,18 @@ class Report:
             f"{row.flops_ratio:.3f}x",
         )
 
-    def svg(self) -> str:
-        """Predicted memory against recomputed FLOPs as an SVG image: the front, the rows and the budget."""
-        points = [
-            Point(r.name, r.predicted_bytes / _MIB, r.recomputed_flops / 1e9, marked=r.name == self.chosen)
-            for r in self.rows
-        ]
-        line = [(b / _MIB, f / 1e9) for b, f in sorted(self.front)]
-        limit = None if self.budget_bytes is None else self.budget_bytes / _MIB
-        return scatter(points, line, limit=limit, axes=("predicted MiB per device", "recomputed GFLOP"))
+    def to_jsonable(self) -> dict[str, Any]:
+        """All figures for programs, as JSON holds them; ``tools/remat_chart.py`` in the repository draws them.
 
-    def write_svg(self, path: str | Path) -> Path:
-        """Writes the plot; the path."""
-        target = Path(path)
-        target.write_text(self.svg(), encoding="utf-8")
-        return target
+        ``rows`` have the fields of ``Row``. ``front`` holds ``predicted_bytes`` (per device) and ``recomputed_flops`` (over
+        all devices) of each point, by bytes, ascending.
+        """
+        return {
+            "rows": [asdict(row) for row in self.rows],
+            "chosen": self.chosen,
+            "budget_bytes": self.budget_bytes,
+            "front": [{"predicted_bytes": b, "recomputed_flops": f} for b, f in sorted(self.front)],
+            "search_seconds": self.search_seconds,
+            "bound_flops": self.bound_flops,
+            "notes": list(self.notes),
+        }

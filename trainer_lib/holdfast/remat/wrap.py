@@ -11,33 +11,36 @@ from typing import Any, TypeVar, cast
 import jax
 
 from holdfast.remat.checks import require_names
-from holdfast.remat.policies import JaxPolicy, Policy, require_policy
+from holdfast.remat.remat_policies import JaxPolicy, Policy, require_policy
 
 Target = TypeVar("Target", bound=Callable[..., Any])
 
 
 @dataclass(frozen=True)
 class Mark:
-    """The policy of a marked block until one is chosen: keep everything. It names the block in the traced program."""
+    """The policy of a marked block until another is chosen: keep everything. It carries the block's name in the trace."""
 
     name: str
 
     def __call__(self, *_: Any, **__: Any) -> bool:
-        """Keep."""
+        """Keep every value."""
         return True
 
 
 def wrap(
     target: Target, policy: Policy, *, prevent_cse: bool = True, static_argnums: int | tuple[int, ...] = ()
 ) -> Target:
-    """``target`` with what its backward pass keeps chosen by ``policy``; values and gradients stay the same.
+    """``target`` with ``policy`` for what its backward pass keeps; values and gradients stay the same.
 
-    ``target`` is a function (its arguments may be NNX modules), a class of NNX or Linen modules, or an NNX module. Set
-    ``prevent_cse`` to False inside ``jax.lax.scan`` alone: there nothing would undo the rematerialisation, and the
-    barriers that it needs elsewhere cost time. ``static_argnums`` counts ``self`` of a class as 0.
+    Args:
+        target: a function (whose arguments may be NNX modules), a class of NNX or Linen modules, or an NNX module.
+        policy: what to keep.
+        prevent_cse: insert the barriers that stop the compiler from undoing the rematerialisation. They cost time, and
+            are not needed inside ``jax.lax.scan``: set it to False there, and only there.
+        static_argnums: positions of arguments that are not arrays; ``self`` of a class counts as 0.
 
     Raises:
-        TypeError: the target or the policy is something else.
+        TypeError: the target or the policy has another type.
     """
     return _checkpointed(
         target, require_policy("policy", policy).jax_policy(), prevent_cse=prevent_cse, static_argnums=static_argnums
@@ -45,14 +48,19 @@ def wrap(
 
 
 def block(target: Target, name: str = "block", *, static_argnums: int | tuple[int, ...] = ()) -> Target:
-    """``target`` marked as a part of the model for which ``plan`` or ``assign`` choose what is kept.
+    """Mark ``target`` as a part of the model for which ``plan`` or ``assign`` choose what is kept.
 
-    Until they do, everything is kept. Mark what repeats: a layer, or its attention and its feed-forward part under
-    names of their own. Bodies of ``jax.lax.scan`` need no mark.
+    Until they do, everything is kept. Mark what repeats: a layer, or its attention and its feed-forward part under separate
+    names. Bodies of ``jax.lax.scan`` need no mark.
+
+    Args:
+        target: as for ``wrap``.
+        name: for reports and ``assign``; several blocks may share it.
+        static_argnums: as for ``wrap``.
 
     Raises:
         TypeError: the target is neither a function nor a module.
-        ValueError: the name is empty or no string.
+        ValueError: the name is empty or not a string.
     """
     require_names("name", [name])
     return _checkpointed(target, Mark(name), prevent_cse=True, static_argnums=static_argnums)
@@ -78,7 +86,7 @@ def _checkpointed(
 
 
 def _function(function: Callable[..., Any], options: dict[str, Any]) -> Callable[..., Any]:
-    """Decides at each call: only NNX's own transform carries the updates of a module's variables out of the function."""
+    """Choose the transform at each call: only NNX's own carries updates of a module's variables out of the function."""
     plain = jax.checkpoint(function, **options)
 
     @functools.wraps(function)
@@ -97,5 +105,5 @@ def _has_module(nnx: Any, tree: Any) -> bool:
 
 
 def _loaded(module: str) -> Any:
-    """The module if something has imported it: whoever passes a Flax module has, and nobody else needs to pay for it."""
+    """The module if it is imported already: a program that passes a Flax module has imported Flax, others never do."""
     return sys.modules.get(module)

@@ -1,7 +1,7 @@
-"""What may differ between the state that was saved and the one to fill: only what the program names.
+"""How the state to fill may differ from the saved one: only in leaves that the program names.
 
-A leaf is named by its path with dots, ``model.head.kernel``, and by every part of it that ends at a dot; ``*`` stands
-for any characters: ``model.head`` and ``model.*.bias``.
+A pattern is a leaf's path with dots, such as ``model.head.kernel``, or any prefix that ends at a dot, such as ``model.head``.
+``*`` matches any characters, as in ``model.*.bias``.
 """
 
 from __future__ import annotations
@@ -19,8 +19,10 @@ _NOTHING: Final = "no such leaf"
 
 @dataclass(frozen=True)
 class Allowed:
-    """Leaves that may be ``new`` (absent in the checkpoint, so they begin as the program builds them) and ``dropped``
-    (absent in the program, so their numbers are left behind). A leaf of another shape, dtype or kind is both.
+    """Patterns of leaves that may differ.
+
+    ``new``: absent in the checkpoint, so they start as the program builds them. ``dropped``: absent in the program, so their
+    values are not restored. A leaf of another shape, dtype or kind is both.
     """
 
     new: tuple[str, ...] = ()
@@ -38,7 +40,7 @@ NOTHING_ALLOWED: Final = Allowed()
 
 @dataclass(frozen=True)
 class Changed:
-    """Paths of leaves that differ as allowed."""
+    """Paths of the leaves that differ as allowed."""
 
     new: frozenset[str] = frozenset()
     dropped: frozenset[str] = frozenset()
@@ -61,8 +63,8 @@ class _Difference:
     def is_dropped(self) -> bool:
         return self.there is not None
 
-    def missing_leave(self, allowed: Allowed) -> tuple[str, ...]:
-        """Which of the two permissions it lacks."""
+    def missing_permissions(self, allowed: Allowed) -> tuple[str, ...]:
+        """Which of the two permissions are missing."""
         lacks = []
         if self.is_new and not _is_named(self.path, allowed.new):
             lacks.append("new")
@@ -71,23 +73,31 @@ class _Difference:
         return tuple(lacks)
 
 
-def compare(stored: Structure, wanted: Structure, allowed: Allowed = NOTHING_ALLOWED) -> Changed:
-    """What differs, all of it allowed.
+def compare(stored: Structure, requested: Structure, allowed: Allowed = NOTHING_ALLOWED) -> Changed:
+    """Compare two structures.
+
+    Args:
+        stored: the structure in the checkpoint.
+        requested: the structure of the state to fill.
+        allowed: leaves that may differ.
+
+    Returns:
+        What differs, all of it allowed.
 
     Raises:
-        StructureMismatch: names the first difference that is not, and lists all of them.
+        StructureMismatch: a difference is not allowed; names the first one and lists the others.
     """
-    differences = tuple(_differences(stored, wanted))
-    refused = [(d, lacks) for d in differences if (lacks := d.missing_leave(allowed))]
+    differences = tuple(_differences(stored, requested))
+    refused = [(d, lacks) for d in differences if (lacks := d.missing_permissions(allowed))]
     if refused:
         raise _mismatch(refused)
     new = frozenset(d.path for d in differences if d.is_new)
     return Changed(new, frozenset(d.path for d in differences if d.is_dropped))
 
 
-def _differences(stored: Structure, wanted: Structure) -> Iterator[_Difference]:
+def _differences(stored: Structure, requested: Structure) -> Iterator[_Difference]:
     there = {leaf.path: leaf for leaf in stored.leaves}
-    here = {leaf.path: leaf for leaf in wanted.leaves}
+    here = {leaf.path: leaf for leaf in requested.leaves}
     for path, leaf in here.items():
         if leaf != there.get(path):
             yield _Difference(path, leaf, there.get(path))
@@ -107,9 +117,9 @@ def _mismatch(refused: Sequence[tuple[_Difference, tuple[str, ...]]]) -> errors.
     name = name_of(first.path)
     asks = " and ".join(f"{kind}_leaves=[{name!r}]" for kind in lacks)
     if first.here and first.there:
-        remedy = f"nothing is cast, cut or padded; build it as it was saved, or begin it anew with {asks}"
+        remedy = f"values are never cast, cut or padded; build it as it was saved, or start it anew with {asks}"
     else:
-        remedy = f"build the state as the program did that saved it, or say that it is so on purpose with {asks}"
+        remedy = f"build the state as the program that saved it did, or allow the difference with {asks}"
     return errors.StructureMismatch(
         first.path,
         expected=expected,

@@ -1,4 +1,4 @@
-"""The state a run begins with: its shape is needed before every restore, its numbers only if there is none."""
+"""The initial state of a run: every restore needs its shapes; its values are needed only without a checkpoint."""
 
 from __future__ import annotations
 
@@ -13,18 +13,18 @@ PyTree = Any
 
 
 class Initial:
-    """What ``restore`` was given: a function that builds the state, or the state itself.
+    """The argument of ``restore``: a function that builds the state, or the state itself.
 
-    A jitted function without arguments is compiled, not run, to learn shapes and shardings, so that no second state
-    exists beside the restored one. So is any function when ``shardings`` are given. Any other function is run, and what
-    it built is let go of before the restore.
+    A jitted function without arguments is compiled but not run, to find shapes and shardings, so no second state exists
+    beside the restored one. The same holds for any function with ``shardings``. Any other function is run, and its result is
+    freed before the restore.
 
-    States with NNX objects are stored as dictionaries of arrays: ``abstract`` is of that form, ``shardings`` may be.
+    A state with NNX objects is stored as dictionaries of arrays; ``abstract`` has that form, and ``shardings`` may have it.
     """
 
     def __init__(self, source: Any, shardings: Any = None) -> None:
         self._build: Callable[[], PyTree]
-        self._frame: PyTree = None  # with NNX objects: where the numbers go
+        self._frame: PyTree = None  # with NNX objects: the objects to fill
         if not callable(source) or _is_state(source) or nnx.holds_objects(source):
             self._build, self._frame = lambda: source, source
             self.abstract = abstract_of(nnx.arrays_of(source))
@@ -35,14 +35,14 @@ class Initial:
             arrays = jax.jit(lambda: nnx.arrays_of(source()), out_shardings=placed)
             self._build = lambda: nnx.put(self._frame, arrays())
         else:
-            self._learn(source)
+            self._inspect(source)
 
     def build(self) -> PyTree:
-        """The state, built now, as the program holds it."""
+        """Build the state in the form that the program uses."""
         return self._build()
 
     def fill(self, arrays: PyTree, new: Collection[str] = ()) -> PyTree:
-        """The state as the program holds it, with these numbers; leaves at the paths ``new`` are built instead."""
+        """The state in the program's form, with the values ``arrays``; leaves at the paths ``new`` are built instead."""
         if new:
             built = nnx.arrays_of(self._build())
             arrays = jax.tree_util.tree_map_with_path(
@@ -50,7 +50,7 @@ class Initial:
             )
         return nnx.put(self._frame, arrays)
 
-    def _learn(self, source: Callable[[], PyTree]) -> None:
+    def _inspect(self, source: Callable[[], PyTree]) -> None:
         self._build = source
         if hasattr(source, "lower") and not nnx.holds_objects(shapes := nnx.abstractly(source)):
             compiled = source.lower().compile()
@@ -64,7 +64,7 @@ class Initial:
 
 
 def abstract_of(state: PyTree) -> PyTree:
-    """Shapes, dtypes and shardings of the arrays of a state; other leaves as they are."""
+    """Shapes, dtypes and shardings of a state's arrays; other leaves as they are."""
 
     def leaf_of(leaf: Any) -> Any:
         if isinstance(leaf, jax.Array):
@@ -75,12 +75,12 @@ def abstract_of(state: PyTree) -> PyTree:
 
 
 def _is_state(source: object) -> bool:
-    """A pytree node may be callable too, as module objects are; then it is meant as a state."""
+    """Whether a callable is a state: pytree nodes such as module objects can be callable."""
     return not jax.tree_util.all_leaves([source])
 
 
 def _with_shardings(shapes: PyTree, shardings: Any) -> PyTree:
-    """``shardings``: a tree like ``shapes``, or one whose leaves stand for whole branches; a single one for all."""
+    """``shardings``: a tree like ``shapes``, or one whose leaves apply to whole branches, or a single sharding for all."""
 
     def spread(sharding: Any, branch: PyTree) -> PyTree:
         return jax.tree_util.tree_map(lambda leaf: _struct(leaf, sharding), branch)

@@ -1,4 +1,4 @@
-"""The record of a state's leaves beside the arrays, and its comparison. No JAX: command lines read it, too."""
+"""The record of a state's leaves that is stored beside the arrays. Needs no JAX, because the command line reads it too."""
 
 from __future__ import annotations
 
@@ -14,11 +14,11 @@ from typing import Final
 from holdfast_contract import codec
 
 STRUCTURE_FILE: Final = "STRUCTURE.json"
-"""In a step's folder, beside ``state/``; listed in the manifest."""
+"""File in a step's folder, beside ``state/``; listed in the manifest."""
 
 
 class LeafKind(enum.StrEnum):
-    """How a leaf is kept in the program."""
+    """The type of a leaf in the program."""
 
     ARRAY = "array"  # jax.Array
     KEY = "key"  # typed PRNG keys; dtype names the implementation
@@ -28,7 +28,7 @@ class LeafKind(enum.StrEnum):
 
 @dataclass(frozen=True)
 class Leaf:
-    """One leaf: its path in the tree, e.g. ``['params']['w']``, and what it holds. ``shape`` counts elements."""
+    """One leaf: its path in the tree, such as ``['params']['w']``, kind, shape in elements, and dtype."""
 
     path: str
     kind: LeafKind
@@ -46,7 +46,7 @@ class Structure:
     leaves: tuple[Leaf, ...]
 
     def to_bytes(self) -> bytes:
-        """The stored form, one leaf a line."""
+        """The stored form, JSON with one leaf per line."""
         return self._stored
 
     @cached_property
@@ -73,7 +73,7 @@ _PATH_PART: Final = re.compile(
 
 
 def name_of(path: str) -> str:
-    """The stored name of a leaf, as Orbax spells it: ``.params['layers'][0]['w']`` is ``params.layers.0.w``."""
+    """The stored name of a leaf, in Orbax's spelling: ``.params['layers'][0]['w']`` is ``params.layers.0.w``."""
     parts = []
     for found in _PATH_PART.finditer(path):
         quoted = found["quoted"]
@@ -82,5 +82,5 @@ def name_of(path: str) -> str:
 
 
 def is_below(name: str, prefix: str) -> bool:
-    """Whether a stored name is ``prefix`` or lies below it; everything lies below ""."""
+    """Whether a stored name is ``prefix`` or below it; every name is below ""."""
     return not prefix or name == prefix or name.startswith(f"{prefix}.")

@@ -1,4 +1,4 @@
-"""What a program notes beside its state: a JSON object in a file of the checkpoint, guarded like every other file."""
+"""The program's metadata beside its state: a JSON object in a file of the checkpoint, verified like every other file."""
 
 from __future__ import annotations
 
@@ -11,18 +11,19 @@ from holdfast_contract.keys import METADATA_FILE
 from holdfast_contract.manifest import Manifest
 
 MAX_BYTES: Final = 1024 * 1024
-"""Of the JSON: a note, not a place for data."""
+"""Limit of the JSON: metadata are notes, not data."""
 
 
 def to_bytes(metadata: Mapping[str, Any] | None) -> bytes | None:
-    """What is stored; None if there is nothing to store.
+    """The stored form; None if there is nothing to store.
 
     Raises:
-        TypeError: not an object that JSON keeps as it is. ValueError: more than MAX_BYTES.
+        TypeError: JSON does not represent the object without loss.
+        ValueError: the JSON is longer than MAX_BYTES.
     """
     if not metadata:
         return None
-    allowed = "a dictionary by text of what JSON keeps: text, numbers but NaN, True, False, None, lists, dictionaries"
+    allowed = "a dictionary with string keys, of values that JSON keeps: strings, finite numbers, True, False, None, lists, dictionaries"
     try:
         text = json.dumps(dict(metadata), allow_nan=False, indent=1)
     except (TypeError, ValueError) as error:
@@ -36,8 +37,8 @@ def to_bytes(metadata: Mapping[str, Any] | None) -> bytes | None:
 
 
 def read(folder: Path, manifest: Manifest) -> dict[str, Any]:
-    """What was noted in the checkpoint at ``folder``, which was verified before; empty if nothing was. Raises OSError."""
+    """The metadata of the checkpoint at ``folder``, which must be verified already; empty if it has none. Raises OSError."""
     if METADATA_FILE not in {entry.path for entry in manifest.files}:
         return {}
-    noted: dict[str, Any] = json.loads((folder / METADATA_FILE).read_bytes())
-    return noted
+    stored: dict[str, Any] = json.loads((folder / METADATA_FILE).read_bytes())
+    return stored

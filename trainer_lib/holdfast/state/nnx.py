@@ -1,10 +1,10 @@
-"""Flax NNX: models and optimizers are stored as plain nested dictionaries of their arrays, and filled from them.
+"""Flax NNX: models and optimizers are stored as nested dictionaries of their arrays, and filled from them.
 
-The graph definition - classes, hyperparameters, which variable is shared - is never stored: the program builds it, and
-the checkpoint fills in the numbers. All objects of a state are split together, so that a variable that two of them
-share is stored once, below the first.
+The graph definition (classes, hyperparameters, shared variables) is never stored. The program builds it, and the checkpoint
+fills in the values. All objects of a state are split together, so a variable that two of them share is stored once, below
+the first.
 
-Flax is needed only by a program that uses it.
+Only a program that uses Flax needs it installed.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ def holds_objects(tree: PyTree) -> bool:
 
 
 def changes_in_place(tree: PyTree) -> bool:
-    """Whether all of ``tree`` is in NNX objects, so that the tree that was once given is always the present one."""
+    """Whether all of ``tree`` is in NNX objects, which change in place, so the tree passed once is always current."""
     return "flax.nnx" in sys.modules and all(_is_object(leaf) for leaf in _leaves(tree))
 
 
@@ -46,9 +46,9 @@ def arrays_of(tree: PyTree) -> PyTree:
 
 
 def put(tree: PyTree, arrays: PyTree) -> PyTree:
-    """Set the variables of the NNX objects in ``tree``, in place, to ``arrays``, a tree as ``arrays_of`` gives it.
+    """Set the variables of the NNX objects in ``tree``, in place, to ``arrays``, a tree as ``arrays_of`` returns it.
 
-    Returns ``tree`` with its other leaves replaced. Arrays may be ShapeDtypeStructs: the objects are abstract then.
+    Returns ``tree`` with its other leaves replaced. Arrays may be ShapeDtypeStructs; the objects are then abstract.
     """
     if not holds_objects(tree):
         return arrays
@@ -66,7 +66,7 @@ def put(tree: PyTree, arrays: PyTree) -> PyTree:
 
 
 def abstractly(build: Callable[[], PyTree]) -> PyTree:
-    """What ``build`` would make, with ShapeDtypeStructs for numbers; nothing is computed."""
+    """The result of ``build`` with ShapeDtypeStructs in place of arrays; nothing is computed."""
     if "flax.nnx" not in sys.modules:
         return jax.eval_shape(build)
     from flax import nnx
@@ -93,14 +93,14 @@ def _objects(leaves: list[Any]) -> list[Any]:
 
 
 def _dictionaries(objects: list[Any]) -> list[dict[str, Any]]:
-    """For each object its variables, by path. What was met below an earlier object is not repeated."""
+    """The variables of each object, by path. A variable below an earlier object is not repeated."""
     from flax import nnx
 
     made: list[Any] = [{} for _ in objects]
     flat: Iterable[tuple[Any, Any]] = nnx.to_flat_state(nnx.state(objects))
     for (number, *path), held in flat:
         *folders, last = _names(path)
-        if not isinstance(held, nnx.Variable):  # an abstract object does not tell such an attribute from a constant
+        if not isinstance(held, nnx.Variable):  # an abstract object cannot tell such an attribute from a constant
             where = f"{type(objects[number]).__name__}.{'.'.join(map(str, path))}"
             raise UnsupportedLeaf(
                 where, found=f"{type(held).__name__} as a plain attribute: hold it in an nnx.Variable"

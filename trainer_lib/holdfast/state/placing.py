@@ -1,4 +1,4 @@
-"""Where a restored leaf goes, and what comes back of one that has no elements."""
+"""The placement of restored leaves on devices, and leaves without elements."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ import numpy as np
 
 
 def is_empty(leaf: Any) -> bool:
-    """An array without elements: Orbax refuses it, and its shape in the structure record says all there is."""
+    """Whether an array has no elements. Orbax refuses it, and the structure record holds all of it: its shape."""
     return getattr(leaf, "size", 1) == 0
 
 
@@ -22,17 +22,19 @@ def empty_like(leaf: Any) -> Any:
 
 
 def sharding_of(leaf: Any) -> jax.sharding.Sharding:
-    """Where an array goes; without a sharding of its own to this process's first device."""
+    """The sharding of an array; without one of its own, this process's first device."""
     found: jax.sharding.Sharding | None = leaf.sharding
     return found or jax.sharding.SingleDeviceSharding(jax.local_devices()[0])
 
 
 def is_free(leaf: Any) -> bool:
-    """Whether an array must come back uncommitted. Committed to the default device it could not be mixed any more with
-    arrays on several devices, as an optimizer's counter that was made outside of jit is in every step.
+    """Whether an array must be restored uncommitted.
+
+    Committed to the default device, it could no longer be combined with arrays on several devices. Every step does that with
+    an optimizer's counter that was made outside jit.
     """
     if jax.device_count() == 1:
-        return False  # makes no difference, and spares a copy
+        return False  # no difference, and it saves a copy
     if isinstance(leaf, jax.Array):
         return not leaf.committed
     config: Any = jax.config

@@ -1,4 +1,4 @@
-"""What a state is made of, without its numbers: the record beside the arrays."""
+"""The structure of a state without its values: the record beside the arrays."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ def structure_of(state: PyTree) -> Structure:
     """Describe a state, real or abstract (ShapeDtypeStruct leaves).
 
     Raises:
-        UnsupportedLeaf: a leaf is neither an array nor a number, or two leaves would share one name on disk.
+        UnsupportedLeaf: a leaf is neither an array nor a number, or two leaves have the same stored name.
     """
     leaves, _ = jax.tree_util.tree_flatten_with_path(state)
     described = tuple(_describe(jax.tree_util.keystr(path), value) for path, value in leaves)
@@ -60,7 +60,7 @@ def _describe(path: str, value: Any) -> Leaf:
 
 
 def _is_numeric(dtype: np.dtype[Any]) -> bool:
-    """Plain numbers and the extended ones (bfloat16 and its kin, whose numpy kind is 'V')."""
+    """Whether it is a plain number type or an extended one (bfloat16 and similar, whose numpy kind is 'V')."""
     return dtype.kind in "biufc" or bool(jnp.issubdtype(dtype, np.number))
 
 
@@ -69,6 +69,6 @@ def _refuse_shared_names(names: Sequence[str], leaves: Sequence[Leaf]) -> None:
     for name, leaf in zip(names, leaves, strict=True):
         if name in seen:
             raise errors.UnsupportedLeaf(
-                leaf.path, found=f"the stored name {name!r}, which {seen[name].path} has too (a '.' in a key)"
+                leaf.path, found=f"the stored name {name!r}, which {seen[name].path} has too (a key contains '.')"
             )
         seen[name] = leaf

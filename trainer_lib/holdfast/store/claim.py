@@ -1,4 +1,4 @@
-"""Taking possession of a run: the owner record, the attempt's own folder, and proof that every rank can write there."""
+"""Claiming a run: the owner record, the attempt's own folder, and proof that every rank can write there."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from holdfast import errors
 from holdfast.distributed.coordination import Coordination
 from holdfast.distributed.votes import Ballot, Problem, ProblemKind, Vote, first_problem, problem_of
 from holdfast.store.format import fs
-from holdfast.store.settings import StoreSettings
+from holdfast.store.store_settings import StoreSettings
 from holdfast_contract import codec
 from holdfast_contract.keys import MANIFEST_FILE, PARTIAL_FILE, TRASH_PREFIX
 from holdfast_contract.manifest import Owner
@@ -24,8 +24,8 @@ _PROBE_PREFIX: Final = ".probe-"
 
 
 @dataclass(frozen=True)
-class Claim:
-    """Who claims which attempt of which run."""
+class RunClaim:
+    """The claim of one job to one attempt of a run."""
 
     folder: RunFolder
     attempt: int
@@ -33,11 +33,11 @@ class Claim:
 
     @property
     def title(self) -> str:
-        """What all ranks of a world have in common, in words."""
+        """The claim in words, equal on all ranks."""
         return f"attempt {self.attempt} of run {self.folder.run!r} (job UID {self.owner.job_uid or 'none'})"
 
     def require_current(self) -> None:
-        """Raises Superseded if a newer attempt or another owner has appeared; OwnerRecordError or OSError."""
+        """Raise Superseded if a newer attempt or another owner has appeared; also OwnerRecordError, OSError."""
         recorded = self.folder.owner()
         if recorded is None:
             raise self._superseded("the owner record is gone")
@@ -53,14 +53,21 @@ class Claim:
         return errors.Superseded(self.folder.root, attempt=self.attempt, found=found)
 
 
-def claim_run(claim: Claim, coordination: Coordination, *, take_over: bool, settings: StoreSettings) -> None:
-    """Claim the run for this attempt; every rank calls it once, before any other use of the store.
+def claim_run(claim: RunClaim, coordination: Coordination, *, take_over: bool, settings: StoreSettings) -> None:
+    """Claim the run for this attempt. Every rank calls it once, before any other use of the store.
+
+    Args:
+        claim: the run, the attempt and the job.
+        coordination: the key-value store of the attempt's ranks.
+        take_over: claim the run even if another job owns it.
+        settings: has the limits in seconds.
 
     Raises:
         StorageUnusable: the path is missing, not writable, or not the same storage on every rank.
         ForeignRun: another job owns the run and ``take_over`` is False.
-        Superseded: this attempt, or a later one, has begun already, or another process takes part as this rank.
-        PeerLost: a rank did not answer within ``settings.claim_seconds``; WrongWorld: process 0 is another job's.
+        Superseded: this attempt or a later one has begun already, or another process takes part as this rank.
+        PeerLost: a rank did not answer within ``settings.claim_seconds``.
+        WrongWorld: process 0 belongs to another job.
     """
     deadline = time.monotonic() + settings.claim_seconds
     opening = Ballot(coordination, "store/claim/open")
@@ -68,7 +75,8 @@ def claim_run(claim: Claim, coordination: Coordination, *, take_over: bool, sett
         _cast(opening, claim, lambda: f"{_open(claim, take_over=take_over)} {claim.title}")
     token, _, title = _payload_of_rank_0(opening, claim, deadline=deadline).partition(" ")
     if title != claim.title:
-        raise errors.WrongWorld(expected=claim.title, found=title)  # and no vote: these are not our peers
+        # Without a vote, because these ranks are not our peers.
+        raise errors.WrongWorld(expected=claim.title, found=title)
     if not coordination.create(f"store/claim/rank/{coordination.process_index}", ""):
         raise errors.Superseded(
             claim.folder.root,
@@ -82,11 +90,12 @@ def claim_run(claim: Claim, coordination: Coordination, *, take_over: bool, sett
     fs.remove_file(_probe(claim, coordination.process_index))
 
 
-def sweep_leftovers(claim: Claim) -> tuple[Path, ...]:
-    """Remove what killed writers left behind in this and older attempts: trash, and saves that were never committed.
+def sweep_leftovers(claim: RunClaim) -> tuple[Path, ...]:
+    """Remove what killed writers left in this and older attempts: trash, and saves that were never committed.
 
-    Only what bears our marks is touched, and nothing of a later attempt. It also ends the save of an older writer that
-    is still alive: its folder is gone before it can be sealed. Returns what was removed. Raises OSError.
+    It touches only folders with Holdfast's own marks, and nothing of a later attempt. It also ends the save of an older
+    writer that is still alive, because that save's folder is gone before it can be sealed. Returns what was removed.
+    Raises OSError.
     """
     removed = []
     for attempt in claim.folder.attempts():
@@ -109,8 +118,8 @@ def _is_abandoned_save(folder: Path) -> bool:
     return os.path.lexists(folder / PARTIAL_FILE) and not os.path.lexists(folder / MANIFEST_FILE)
 
 
-def _open(claim: Claim, *, take_over: bool) -> str:
-    """Rank 0's part: returns the token that other ranks must be able to read."""
+def _open(claim: RunClaim, *, take_over: bool) -> str:
+    """Rank 0: take the run and return the token that the other ranks must be able to read."""
     folder = claim.folder
     if not folder.root.parent.is_dir():
         raise errors.StorageUnusable(
@@ -131,7 +140,7 @@ def _open(claim: Claim, *, take_over: bool) -> str:
     return token
 
 
-def _take_ownership(claim: Claim, *, take_over: bool) -> None:
+def _take_ownership(claim: RunClaim, *, take_over: bool) -> None:
     folder, owner = claim.folder, claim.owner
     recorded = folder.owner()
     if recorded is not None and recorded.job_uid != owner.job_uid and not take_over:
@@ -150,20 +159,20 @@ def _take_ownership(claim: Claim, *, take_over: bool) -> None:
             raise errors.ForeignRun(folder.root, owner=owner, recorded=winner or owner) from None
 
 
-def _prove(claim: Claim, rank: int, token: str, visible_seconds: float) -> str:
-    """Write, sync, rename and read back a file of this rank, and read the one that rank 0 wrote."""
+def _prove(claim: RunClaim, rank: int, token: str, visible_seconds: float) -> str:
+    """Read the probe file of rank 0; write this rank's own, and read it back."""
 
     def visible() -> None:
         data = read_regular_file(_probe(claim, 0), 1024)
         if data is None or data.decode(errors="replace") != token:
-            raise TimeoutError("no such file" if data is None else "another content")
+            raise TimeoutError("no such file" if data is None else "a file with other content")
 
     try:
         _until_visible(visible, visible_seconds)
     except TimeoutError as missing:
         raise errors.StorageUnusable(
             f"process {rank} does not see what process 0 wrote there (within {visible_seconds:g} s: {missing}, "
-            f"{_surroundings(claim)}); the path must be the same shared volume everywhere",
+            f"{_folder_state(claim)}); the path must be the same shared volume everywhere",
             path=_probe(claim, 0),
         ) from None
     if rank != 0:
@@ -171,15 +180,15 @@ def _prove(claim: Claim, rank: int, token: str, visible_seconds: float) -> str:
     return ""
 
 
-def _surroundings(claim: Claim) -> str:
-    """What this process sees of the run's folder, for whoever must find out why it does not see more."""
+def _folder_state(claim: RunClaim) -> str:
+    """What this process sees of the run's folder, for the person who looks for the cause."""
     if not claim.folder.root.is_dir():
-        return "the run's folder is not there"
-    return f"attempt folders there: {list(claim.folder.attempts())[-4:]}"
+        return "the run's folder does not exist"
+    return f"the run's last attempt folders: {list(claim.folder.attempts())[-4:]}"
 
 
 def _until_visible(look: Callable[[], None], seconds: float) -> None:
-    """Look until it does not raise TimeoutError; what it raises last, once the time is over and it looked since."""
+    """Call ``look`` until it does not raise TimeoutError; it is called once more after ``seconds`` before that is raised."""
     deadline = time.monotonic() + seconds
     while True:
         late = time.monotonic() > deadline
@@ -191,34 +200,34 @@ def _until_visible(look: Callable[[], None], seconds: float) -> None:
         time.sleep(0.02)
 
 
-def _write_probe(claim: Claim, rank: int, token: str) -> None:
+def _write_probe(claim: RunClaim, rank: int, token: str) -> None:
     path = _probe(claim, rank)
     fs.publish_file(path, token.encode())
     if path.read_bytes() != token.encode():
         raise errors.StorageUnusable("a file read back differs from what was written", path=path)
 
 
-def _probe(claim: Claim, rank: int) -> Path:
+def _probe(claim: RunClaim, rank: int) -> Path:
     return claim.folder.attempt_folder(claim.attempt) / f"{_PROBE_PREFIX}{rank}"
 
 
-def _cast(ballot: Ballot, claim: Claim, action: Callable[[], str]) -> None:
+def _cast(ballot: Ballot, claim: RunClaim, action: Callable[[], str]) -> None:
     try:
         ballot.cast(payload=action())
     except errors.ForeignRun as error:
         recorded = codec.encode(error.recorded).decode()
         ballot.cast(problem=Problem(ProblemKind.FOREIGN, str(error), str(claim.folder.root), details=(recorded,)))
-    except Exception as error:  # whatever it is, the other ranks must learn of it
+    except Exception as error:  # any error must reach the other ranks
         ballot.cast(problem=problem_of(error, where=claim.folder.root))
 
 
-def _payload_of_rank_0(ballot: Ballot, claim: Claim, *, deadline: float) -> str:
+def _payload_of_rank_0(ballot: Ballot, claim: RunClaim, *, deadline: float) -> str:
     vote = ballot.wait_for(0, "process 0 to claim the run", deadline=deadline)
     _raise_first((vote,), claim)
     return vote.payload
 
 
-def _raise_first(votes: tuple[Vote, ...], claim: Claim) -> None:
+def _raise_first(votes: tuple[Vote, ...], claim: RunClaim) -> None:
     vote = first_problem(votes)
     if vote is None or vote.problem is None:
         return
@@ -233,4 +242,4 @@ def _raise_first(votes: tuple[Vote, ...], claim: Claim) -> None:
     )
 
 
-__all__ = ["Claim", "OwnerRecordError", "claim_run", "sweep_leftovers"]
+__all__ = ["OwnerRecordError", "RunClaim", "claim_run", "sweep_leftovers"]

@@ -1,4 +1,4 @@
-"""What a caller holds while a save goes on in the background."""
+"""The handle of a save that runs in the background."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ class SaveHandle:
     """One save, from the snapshot to the commit that every rank knows of.
 
     ``committed`` is the checkpoint once it exists. ``timings`` maps a stage to its seconds on this rank and grows while
-    the save goes on; ``bytes`` is what this rank snapshotted. Thread-safe. ``await handle`` is ``handle.result()``.
+    the save runs. ``bytes`` is the size of this rank's snapshot. Thread-safe. ``await handle`` is ``handle.result()``.
     """
 
     def __init__(
@@ -30,7 +30,7 @@ class SaveHandle:
         self.bytes = 0
         self.timings: dict[str, float] = {}
         self._future: Future[CheckpointRef] = Future()
-        self._future.set_running_or_notify_cancel()  # who stops waiting must not cancel it
+        self._future.set_running_or_notify_cancel()  # a caller that stops waiting must not cancel the save
         self._finishing = threading.Lock()
         self._seen = False
         self._on_finish = on_finish
@@ -40,11 +40,12 @@ class SaveHandle:
         return self._future.done()
 
     def result(self, timeout_seconds: float | None = None) -> CheckpointRef:
-        """The committed checkpoint, waiting for it.
+        """Wait for the save and return the committed checkpoint.
 
         Raises:
-            TimeoutError: still going on after ``timeout_seconds``.
-            SaveError: the save failed; Superseded: this attempt may not write any more. The same on every rank.
+            TimeoutError: the save is still running after ``timeout_seconds``.
+            SaveError: the save failed; the same on every rank.
+            Superseded: this attempt may no longer write; the same on every rank.
         """
         try:
             ref = self._future.result(timeout_seconds)
@@ -52,7 +53,7 @@ class SaveHandle:
             if self._future.done():
                 self._seen = True
                 raise
-            raise TimeoutError(f"the save of step {self.step} still goes on after {timeout_seconds} s") from None
+            raise TimeoutError(f"the save of step {self.step} is still running after {timeout_seconds} s") from None
         except BaseException:
             self._seen = True
             raise
@@ -60,11 +61,11 @@ class SaveHandle:
         return ref
 
     def wait(self, timeout_seconds: float) -> bool:
-        """Whether it is done within that time, well or badly."""
+        """Wait; whether the save has succeeded or failed within that time."""
         return bool(wait([self._future], timeout_seconds).done)
 
     def exception(self) -> BaseException | None:
-        """The error of a finished save; None if it is committed or still going on."""
+        """The error of a failed save; None if the save is committed or still running."""
         if not self._future.done():
             return None
         self._seen = True
@@ -85,25 +86,24 @@ class SaveHandle:
             self._seen |= self._future.done()
 
     def add_done_callback(self, callback: Callable[[SaveHandle], None]) -> None:
-        """Call ``callback(self)`` once done, at once if it is already; on the saving thread, so be quick."""
+        """Call ``callback(self)`` when the save is done, or now if it is. It runs on the saving thread, so it must be quick."""
         self._future.add_done_callback(lambda _: callback(self))
 
     @property
     def seen(self) -> bool:
-        """Whether somebody has asked for the outcome."""
+        """Whether a caller has read the outcome."""
         return self._seen
 
     def finish(self, outcome: CheckpointRef | BaseException) -> bool:
-        """Set the outcome once; False if it was set before. For the store."""
+        """Set the outcome, once; returns False if it was set before. For the store only."""
         with self._finishing:
             if self._future.done():
                 return False
             if isinstance(outcome, CheckpointRef):
                 self.committed = outcome
             if self._on_finish:
-                self._on_finish(
-                    self, outcome if isinstance(outcome, BaseException) else None
-                )  # before anybody who waits wakes up
+                # Called before any waiting thread wakes up.
+                self._on_finish(self, outcome if isinstance(outcome, BaseException) else None)
             if isinstance(outcome, BaseException):
                 logger.error("%s", outcome)
                 self._future.set_exception(outcome)

@@ -1,4 +1,4 @@
-"""Deleting what retention does not keep."""
+"""Deleting the checkpoints that retention does not keep."""
 
 from __future__ import annotations
 
@@ -7,24 +7,35 @@ from collections.abc import Collection, Iterable
 from typing import Final
 
 from holdfast.policies.keep_rules import KeepRule, StoredCheckpoint, superfluous
-from holdfast.store.claim import Claim
+from holdfast.store.claim import RunClaim
 from holdfast.store.format import fs
 from holdfast.store.handle import logger
 from holdfast_contract.manifest import CheckpointRef
 from holdfast_contract.runfolder import Found
 
 ALWAYS_KEPT: Final = 2
-"""So many of the newest checkpoints whose files all have their size are never deleted, whatever the rule."""
+"""The newest checkpoints, whose files all have the right size, that are never deleted, whatever the rule."""
 
 
 def apply_retention(
-    claim: Claim, rule: KeepRule, *, protected: Iterable[CheckpointRef], damaged: Collection[CheckpointRef] = ()
+    claim: RunClaim, rule: KeepRule, *, protected: Iterable[CheckpointRef], damaged: Collection[CheckpointRef] = ()
 ) -> tuple[CheckpointRef, ...]:
-    """Delete this and older attempts' checkpoints that nothing keeps; what went, oldest first. Rank 0 only.
+    """Delete the checkpoints of this and older attempts that nothing keeps. Rank 0 only.
 
-    Nothing without a readable manifest of this run is touched, and nothing at all once a newer attempt has begun
-    (raises Superseded). A checkpoint that cannot be deleted is left and logged. ``damaged`` ones are known not to be
-    valid: they do not count among the newest that always stay.
+    Only checkpoints with a readable manifest of this run are deleted. One that cannot be deleted is logged and left.
+
+    Args:
+        claim: the run and the attempt that deletes.
+        rule: which checkpoints to keep.
+        protected: checkpoints to keep whatever the rule says.
+        damaged: checkpoints known to be invalid; they do not count among the newest ones that always stay.
+
+    Returns:
+        What was deleted, oldest first.
+
+    Raises:
+        Superseded: a newer attempt has begun; nothing was deleted.
+        OSError: the run's folder cannot be read.
     """
     claim.require_current()
     found = [f for f in claim.folder.survey().found if f.ref.attempt <= claim.attempt]

@@ -10,10 +10,9 @@ from typing import TYPE_CHECKING, Any, Final, Literal, Self
 
 from holdfast.distributed import join as world
 from holdfast.policies.checkpoint_health import with_verdict
-from holdfast.state import data as positions
+from holdfast.state import data_position, nnx
 from holdfast.state import metadata as notes
-from holdfast.state import nnx
-from holdfast.store.settings import require_writer
+from holdfast.store.store_settings import require_writer
 from holdfast.training.config import SessionArguments, resolve_config
 from holdfast.training.exit_guard import ExitGuard
 from holdfast.training.runtime import open_store
@@ -75,7 +74,7 @@ class Checkpointer:
         """
         from holdfast.store import StoreSettings
 
-        positions.require_iterator(data)
+        data_position.require_iterator(data)
         require_writer(writer)
         self.model, self.optimizer, self.data = model, optimizer, data
         self._keep_after = timeout_seconds + _AT_EXIT_MARGIN_SECONDS
@@ -151,14 +150,14 @@ class Checkpointer:
         Returns:
             The handle of this save.
         """
-        from holdfast.store import Request
+        from holdfast.store import CheckpointExtras
 
         self._take(model, optimizer)
         noted = notes.to_bytes(metadata)
         before = self._last
         with self._end.undisturbed():
             stored_metrics = with_verdict(metrics or {}, self._healthy)
-            request = Request(positions.capture(self.data), stored_metrics, pinned=keep, metadata=noted)
+            request = CheckpointExtras(data_position.capture(self.data), stored_metrics, pinned=keep, metadata=noted)
             handle = self._last = self._store.save(step, nnx.arrays_of(self._state()), request)
         if before is not None and not before.seen and (error := before.exception()) is not None:
             raise error

@@ -17,7 +17,7 @@ from holdfast.policies.failure_rate import UNOBSERVED
 from holdfast.policies.job_rules import JobRules, rules_from_json
 from holdfast.policies.keep_rules import KeepRule
 from holdfast.policies.save_rules import SavePolicy
-from holdfast.store.settings import WriterName
+from holdfast.store.store_settings import WriterName
 from holdfast_contract import codec, keys
 from holdfast_contract.manifest import CheckpointRef, Owner
 from holdfast_contract.sync import FailureHistory
@@ -102,7 +102,7 @@ def resolve_config(arguments: SessionArguments, environment: Mapping[str, str]) 
         pin=_pin(environment.get(keys.ENV_PIN)),
         owner_identity=_identity(environment),
         create_path=keys.ENV_JOB_UID not in environment,
-        take_over=environment.get(keys.ENV_TAKE_OVER) == "1",
+        take_over=environment.get(keys.ENV_TAKE_OVER) == keys.TAKE_OVER_YES,
         agent_socket=Path(socket) if socket else None,
         compile_cache=Path(cache) if cache else None,
         history=_history(environment.get(keys.ENV_FAILURES)),
@@ -177,7 +177,7 @@ def _pin(text: str | None) -> CheckpointRef | Literal["any"] | None:
     """Absent: no operator, anything may be restored. "none": nothing may be."""
     if text is None:
         return "any"
-    if text == "none":
+    if text == keys.NO_PIN:
         return None
     try:
         return codec.decode(CheckpointRef, text)

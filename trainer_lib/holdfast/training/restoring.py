@@ -7,12 +7,12 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Literal
 
-from holdfast.state import data as positions
+from holdfast.state import data_position
 from holdfast_contract.manifest import CheckpointRef
 
 if TYPE_CHECKING:
     from holdfast.state.initial import Initial
-    from holdfast.store import Allowed, Choice, Restored, Store, Unpinned
+    from holdfast.store import Allowed, CheckpointChoice, Restored, Store, Unpinned
     from holdfast.store.read.candidates import Metric
 
     PyTree = Any
@@ -26,7 +26,7 @@ class RestoreRequest:
 
     pin: CheckpointRef | Unpinned | None
     allowed: Allowed
-    choice: Choice
+    choice: CheckpointChoice
 
 
 def restore_request(
@@ -38,13 +38,13 @@ def restore_request(
     best: Metric | None = None,
 ) -> RestoreRequest:
     """The arguments of a ``restore`` as the store takes them. Raises TypeError, ValueError."""
-    from holdfast.store import UNPINNED, Allowed, Choice
+    from holdfast.store import UNPINNED, Allowed, CheckpointChoice
 
     for given in (new_leaves, dropped_leaves):
         if isinstance(given, str):
             raise TypeError(f"new_leaves, dropped_leaves: found {given!r}, allowed: a list of paths")
     allowed = Allowed(tuple(new_leaves), tuple(dropped_leaves))
-    return RestoreRequest(UNPINNED if pin == "any" else pin, allowed, Choice(step, best))
+    return RestoreRequest(UNPINNED if pin == "any" else pin, allowed, CheckpointChoice(step, best))
 
 
 def begin_or_continue(
@@ -67,17 +67,17 @@ def begin_or_continue(
 
 
 def reinstate(data: Any, restored: Restored, process_count: int) -> None:
-    """Put the iterator where the checkpoint says, by the rule of ``holdfast.state.data``; log what differs as allowed.
+    """Put the iterator where the checkpoint says, by the rule of ``holdfast.state.data_position``; log what differs as allowed.
 
     Raises:
         RestoreError: the position does not fit the iterator or the number of processes.
     """
     name = f"checkpoint of attempt {restored.ref.attempt}, step {restored.ref.step}"
     if restored.manifest.process_count == process_count:
-        positions.reinstate(data, restored.data, checkpoint=name)
+        data_position.reinstate(data, restored.data, checkpoint=name)
     else:
         stored = restored.positions()
-        positions.reinstate_elsewhere(data, stored, process_count=process_count, checkpoint=name)
+        data_position.reinstate_elsewhere(data, stored, process_count=process_count, checkpoint=name)
     for paths, fate in ((restored.changed.new, "begin anew"), (restored.changed.dropped, "were left behind")):
         if paths:
             log.warning("%s: %d leaves %s, as allowed: %s", name, len(paths), fate, ", ".join(sorted(paths)))

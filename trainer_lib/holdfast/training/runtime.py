@@ -19,14 +19,14 @@ from holdfast.training.config import SessionConfig
 from holdfast.training.goodput import GoodputAccountant, process_age_seconds
 from holdfast.training.progress import Steps
 from holdfast.training.save_request_loop import SaveRequestLoop
-from holdfast.training.save_requests import SIGTERM_ID, Agreed, SaveRequestQueue
+from holdfast.training.save_requests import Agreed, SaveRequestQueue
 from holdfast.training.saves import Saves
 from holdfast.training.schedule import Schedule
 from holdfast.training.status import Status
 from holdfast.training.termination import SIGTERM_SECONDS, TerminationSignal
 from holdfast_contract.keys import ENV_AGENT_SOCKET
 from holdfast_contract.runfolder import RunFolder
-from holdfast_contract.sync import SaveRequest
+from holdfast_contract.sync import SIGTERM_SAVE_ID, SaveRequest
 
 if TYPE_CHECKING:
     from holdfast.store import Store, StoreSettings
@@ -137,7 +137,7 @@ def assemble(
         trainer.agent = AgentClient(
             config.agent_socket, attempt, update=trainer.status.update, command=requests.command
         )
-    sigterm = SaveRequest(SIGTERM_ID, seconds_left=SIGTERM_SECONDS, stop=True)
+    sigterm = SaveRequest(SIGTERM_SAVE_ID, seconds_left=SIGTERM_SECONDS, stop=True)
     return Runtime(
         config=config,
         trainer=trainer,

@@ -24,16 +24,13 @@ from holdfast.distributed.agreement import Answer as Agreement
 from holdfast.distributed.agreement import Decision
 from holdfast_contract.manifest import CheckpointRef
 from holdfast_contract.reasons import SaveOutcome
-from holdfast_contract.sync import MAX_LIST, SaveReport, SaveRequest
+from holdfast_contract.sync import MAX_LIST, SIGTERM_SAVE_ID, SaveReport, SaveRequest
 
-SIGTERM_ID: Final = "sigterm"
 POLICY_PREFIX: Final = "policy/"
 """Requests of the save policy; no other process waits for their outcome."""
 PROGRAM_PREFIX: Final = "program/"
 """Requests of the training program, which holds a future for the outcome; the agent does not see them."""
 AFTER_THE_END: Final = "training has ended"
-
-_GOOD: Final = frozenset({SaveOutcome.COMMITTED, SaveOutcome.FRESH})
 
 
 # ---- events: what happens to requests
@@ -146,7 +143,7 @@ class RequestTable:
     @property
     def stopped_saved(self) -> bool:
         """Whether the request that ended training was answered with a checkpoint."""
-        return self.stop_outcome in _GOOD
+        return self.stop_outcome is not None and self.stop_outcome.is_saved
 
 
 Reaction = tuple[RequestTable, tuple[Effect, ...]]
@@ -244,7 +241,7 @@ def _answer(table: RequestTable, report: SaveReport) -> Reaction:
 
 
 def _is_agents(request_id: str) -> bool:
-    return request_id != SIGTERM_ID and not request_id.startswith((PROGRAM_PREFIX, POLICY_PREFIX))
+    return request_id != SIGTERM_SAVE_ID and not request_id.startswith((PROGRAM_PREFIX, POLICY_PREFIX))
 
 
 # ---- the queue

@@ -8,7 +8,7 @@ import time
 from collections import deque
 from typing import TYPE_CHECKING, Any, Final
 
-from holdfast.distributed.agreement import Facts
+from holdfast.distributed.agreement import RankState
 from holdfast.errors import HoldfastError, PeerLost
 from holdfast.policies.save_rules import DecisionContext
 from holdfast.training.goodput import GoodputAccountant
@@ -19,7 +19,7 @@ from holdfast_contract.reasons import Bucket
 from holdfast_contract.sync import FailureHistory
 
 if TYPE_CHECKING:
-    from holdfast.store import Request, SaveHandle, Store
+    from holdfast.store import CheckpointExtras, SaveHandle, Store
 
 RECENT_SAVES: Final = 100
 """Window of the 99th percentile: with fewer it is the slowest."""
@@ -61,7 +61,7 @@ class Saves:
         self._writes: deque[float] = deque(maxlen=RECENT_SAVES)
         self.last_step = -1
 
-    def begin(self, step: int, state: Any, request: Request) -> SaveHandle:
+    def begin(self, step: int, state: Any, request: CheckpointExtras) -> SaveHandle:
         """Snapshot now and save in the background. Waits for the save before, which every rank does at the same step.
 
         What the store raises at once (a leaf that cannot be stored) is a mistake of the program and is raised.
@@ -107,7 +107,7 @@ class Saves:
             since = time.monotonic() - self._began
             return DecisionContext(step, since, stall, self._write_seconds(), self._steps.recent(), self._history_now())
 
-    def facts(self) -> Facts:
+    def facts(self) -> RankState:
         """This rank's part in an agreement, but for the step entered."""
         completed, newest = self._steps.completed, self._status.newest
         flying = self.in_flight
@@ -115,7 +115,7 @@ class Saves:
             write = self._write_seconds() or 0.0
             remaining = max(0.0, write - (time.monotonic() - self._began)) if flying else 0.0
         step_seconds = self._steps.step_seconds or 0.0
-        return Facts(
+        return RankState(
             completed=completed,
             newest=-1 if newest is None else newest.step,
             in_flight=flying.step if flying else None,

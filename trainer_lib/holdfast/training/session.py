@@ -14,9 +14,9 @@ from holdfast.policies.checkpoint_health import Predicate, with_verdict
 from holdfast.policies.field_checks import require_positive
 from holdfast.policies.keep_rules import KeepRule
 from holdfast.policies.save_rules import SavePolicy
-from holdfast.state import data as positions
+from holdfast.state import data_position
 from holdfast.state import metadata as notes
-from holdfast.store.settings import require_writer, require_yes_or_no
+from holdfast.store.store_settings import require_writer, require_yes_or_no
 from holdfast.training.config import SessionArguments, resolve_config
 from holdfast.training.logs import show_in_a_pod
 from holdfast.training.progress import results_of
@@ -142,7 +142,7 @@ class Session:
         from holdfast.state.initial import Initial
         from holdfast.training.restoring import begin_or_continue, restore_request
 
-        positions.require_iterator(data)
+        data_position.require_iterator(data)
         runtime, trainer = self._runtime, self._trainer
         request = restore_request(runtime.config.pin, new_leaves, dropped_leaves, step=step, best=best)
         trainer.accountant.enter_phase(Bucket.RESTORE)
@@ -220,7 +220,7 @@ class Session:
             SaveError: with ``on_save_error="raise"``: the previous save failed. The save of this call has begun.
         """
         from holdfast.state import nnx
-        from holdfast.store import Request
+        from holdfast.store import CheckpointExtras
 
         runtime = self._runtime
         entered = runtime.agreement.gate.entered
@@ -235,9 +235,9 @@ class Session:
         if step == runtime.saves.last_step:
             return None
         if due or agreed:
-            positions.require_iterator(data)
+            data_position.require_iterator(data)
             stored_metrics = with_verdict(metrics, runtime.config.healthy)
-            request = Request(positions.capture(data), stored_metrics, pinned=keep, metadata=noted)
+            request = CheckpointExtras(data_position.capture(data), stored_metrics, pinned=keep, metadata=noted)
             before = runtime.saves.last
             handle = runtime.saves.begin(step, nnx.arrays_of(state), request)
             runtime.schedule.began()

@@ -128,7 +128,7 @@ def end_by(error: BaseException, trainer: TrainerState, runtime: Runtime | None)
     _report(trainer)
     if trainer.crowded and (lost or not _leaves_together(error, runtime)):
         if runtime is not None:
-            runtime.peers.say_goodbye(error)
+            runtime.peers.report_failure(error)
         leave_at_once(
             error, exit_code_of(error), _in_order(runtime) if runtime is not None and _is_shared(error) else None
         )

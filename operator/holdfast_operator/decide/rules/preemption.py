@@ -10,6 +10,7 @@ from __future__ import annotations
 from typing import Final
 
 from holdfast_contract.api import NoticeStatus, PreemptionStatus, SaveStatus
+from holdfast_contract.api_status import MAX_MESSAGE
 from holdfast_contract.reasons import Metric, Reason, SaveOutcome
 from holdfast_operator.decide import causes, notices, preemption_record, replacement, requested_saves, step_progress
 from holdfast_operator.decide.actions import Count, Event, StatusDecision
@@ -117,11 +118,11 @@ def _settle(view: JobView, record: PreemptionStatus, save: SaveStatus) -> Status
     verdict = requested_saves.judge(view, save)
     if verdict is None:
         return None
-    spare = (preemption_record.deadline(record, view) - view.now).total_seconds() if verdict.good else None
+    spare = (preemption_record.deadline(record, view) - view.now).total_seconds() if verdict.outcome.is_saved else None
     closed = record.model_copy(
         update={
             "outcome": verdict.outcome,
-            "reason": verdict.reason[:4096],
+            "reason": verdict.reason[:MAX_MESSAGE],
             "saved_step": verdict.step,
             "seconds_to_spare": round(spare, 3) if spare is not None else None,
         }
@@ -135,4 +136,6 @@ def _settle(view: JobView, record: PreemptionStatus, save: SaveStatus) -> Status
     if spare is not None:
         counts.append(Count(Metric.PREEMPTION_SECONDS_TO_SPARE, spare))
     status = view.status.model_copy(update={"preemption": closed, "save": None})
-    return StatusDecision(status, (Event(reason, message, "Normal" if verdict.good else "Warning"),), tuple(counts))
+    return StatusDecision(
+        status, (Event(reason, message, "Normal" if verdict.outcome.is_saved else "Warning"),), tuple(counts)
+    )

@@ -1,7 +1,7 @@
 """Rule: the user suspends or resumes the job (``spec.suspend``).
 
 suspend: true  ──► save and stop requested ──► outcome known ──► Suspended, pods deleted (``effects``)
-suspend: false ──► next attempt, in new pods
+suspend: false ──► the old pods are deleted ──► next attempt, in new pods
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ def suspend(view: JobView) -> StatusDecision | Wait | None:
     stopping = view.status.save is not None and view.status.save.purpose == "Suspend"
     suspended = conditions.holds(view.status, Condition.SUSPENDED)
     if not view.spec.suspend and not stopping:
-        return _resume(view) if suspended else None
+        return _resume_without_old_pods(view) if suspended else None
     if suspended:
         return Wait(IDLE_SECONDS)
     if not stopping and step_progress.may_train(view):
@@ -34,6 +34,12 @@ def suspend(view: JobView) -> StatusDecision | Wait | None:
         view, status, Condition.SUSPENDED, value="True", reason=Reason.SUSPENDED_BY_USER, message=message
     )
     return StatusDecision(status, (Event(Reason.SUSPENDED_BY_USER, message),))
+
+
+def _resume_without_old_pods(view: JobView) -> StatusDecision | Wait:
+    """Pods of before the suspension are deleted first: they were made from the template of that time."""
+    left = any(not pod.terminating and not pod.finished for pod in view.observed.pods)
+    return Wait(POLL_SECONDS) if left else _resume(view)
 
 
 def _resume(view: JobView) -> StatusDecision:

@@ -1,4 +1,4 @@
-"""Where a checkpoint keeps the data position of each process."""
+"""The files of a checkpoint that hold the data position of each process."""
 
 from __future__ import annotations
 

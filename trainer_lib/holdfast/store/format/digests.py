@@ -1,4 +1,4 @@
-"""Digests of a checkpoint's files: who computes which, and what a wrong one says."""
+"""Digests of a checkpoint's files: which rank computes which, and how they are compared."""
 
 from __future__ import annotations
 
@@ -20,18 +20,18 @@ R = TypeVar("R")
 
 _BLOCK_BYTES: Final = 4 * 1024 * 1024
 _FEW_FILES: Final = 64
-"""Looking at so few takes less time than starting threads for it."""
+"""Checking the sizes of fewer files takes less time than starting threads."""
 _PROCESS_PART: Final = re.compile(r"(?:.*[._-])?process[_-](\d+)(?:\..*)?", re.ASCII)
 
 
 class DamagedFileError(Exception):
-    """A listed file is not what the manifest says; the text names the file, what was expected and what was found."""
+    """A file differs from its manifest entry; the text names the file, what was expected and what was found."""
 
 
 def writer_of(relative_path: str, *, default: int = 0) -> int:
-    """Which rank wrote a file of a checkpoint: the one that its path names, else ``default``.
+    """The rank that wrote a file of a checkpoint: the one that its path names, otherwise ``default``.
 
-    The writer syncs and hashes its own files: on a network file system only its machine can flush them.
+    Each writer syncs and hashes its own files, because on a network file system only its machine can flush them.
     """
     for part in relative_path.split("/"):
         match = _PROCESS_PART.fullmatch(part)
@@ -41,7 +41,16 @@ def writer_of(relative_path: str, *, default: int = 0) -> int:
 
 
 def describe_files(folder: Path, relative_paths: Iterable[str], *, threads: int) -> tuple[FileEntry, ...]:
-    """Size and digest of files below ``folder``. Raises OSError."""
+    """Size and digest of files.
+
+    Args:
+        folder: the folder that paths are relative to.
+        relative_paths: the files.
+        threads: how many files are read at once.
+
+    Raises:
+        OSError: a file is missing or cannot be read.
+    """
 
     def entry(relative: str) -> FileEntry:
         size, digest = hash_file(folder / relative)
@@ -51,7 +60,7 @@ def describe_files(folder: Path, relative_paths: Iterable[str], *, threads: int)
 
 
 def hash_file(path: Path) -> tuple[int, str]:
-    """(bytes, xxh3-128 in hex) of a regular file, not through a link. Raises OSError."""
+    """(bytes, xxh3-128 in hexadecimal) of a regular file, not through a link. Raises OSError."""
     hasher = xxhash.xxh3_128()
     size = 0
     with regular.opened(path) as fd:
@@ -64,9 +73,14 @@ def hash_file(path: Path) -> tuple[int, str]:
 
 
 def share_of(entries: Sequence[FileEntry], rank: int, ranks: int) -> tuple[FileEntry, ...]:
-    """The files that one rank verifies: each file goes to exactly one rank, the bytes spread evenly.
+    """The files that one rank verifies; each file belongs to exactly one rank, and bytes are spread evenly.
 
-    The same on every rank: largest first, to the rank with the fewest bytes so far.
+    Every rank computes the same: largest file first, to the rank with the fewest bytes so far.
+
+    Args:
+        entries: all files of the checkpoint.
+        rank: the rank that asks.
+        ranks: the number of ranks.
     """
     load = [0] * ranks
     mine: list[FileEntry] = []
@@ -79,23 +93,43 @@ def share_of(entries: Sequence[FileEntry], rank: int, ranks: int) -> tuple[FileE
 
 
 def verify_files(folder: Path, entries: Sequence[FileEntry], *, threads: int, transient_seconds: float) -> None:
-    """Check sizes of all files first, then digests.
+    """Compare the sizes of all files with the manifest, then their digests.
+
+    Args:
+        folder: the step's folder.
+        entries: the files, as the manifest lists them.
+        threads: how many files are read at once.
+        transient_seconds: how long a transient error of storage is retried.
 
     Raises:
         DamagedFileError: a file is missing, of another size, or of another content.
-        OSError: storage did not answer for ``transient_seconds``, or denies access: says nothing about the file.
+        OSError: storage did not answer for ``transient_seconds``, or denies access; the file may be intact.
     """
     verify_sizes(folder, entries, threads=threads, transient_seconds=transient_seconds)
     verify_digests(folder, entries, threads=threads, transient_seconds=transient_seconds)
 
 
 def verify_digests(folder: Path, entries: Sequence[FileEntry], *, threads: int, transient_seconds: float) -> None:
-    """Read and hash all files. Raises like ``verify_files``."""
+    """Read and hash all files.
+
+    Args:
+        folder, entries, threads, transient_seconds: as for ``verify_files``.
+
+    Raises:
+        DamagedFileError, OSError: as ``verify_files``.
+    """
     _check_all(_check_digest, folder, entries, threads=threads, transient_seconds=transient_seconds)
 
 
 def verify_sizes(folder: Path, entries: Sequence[FileEntry], *, threads: int, transient_seconds: float) -> None:
-    """Check that all files are there and as long as listed, without reading them. Raises like ``verify_files``."""
+    """Check that all files exist and have the listed size, without reading them.
+
+    Args:
+        folder, entries, threads, transient_seconds: as for ``verify_files``.
+
+    Raises:
+        DamagedFileError, OSError: as ``verify_files``.
+    """
     few = len(entries) < _FEW_FILES
     _check_all(_check_size, folder, entries, threads=1 if few else threads, transient_seconds=transient_seconds)
 
@@ -144,7 +178,13 @@ def _refuse_linked_folders(folder: Path, relative: str) -> None:
 
 
 def mapped(function: Callable[[T], R], items: Sequence[T], *, threads: int) -> list[R]:
-    """``map`` over a few threads (hashing and reading release the interpreter's lock); the first error is raised."""
+    """The results of a function for all items, in order. The first error is raised.
+
+    Args:
+        function: reads or hashes, both of which release the interpreter's lock.
+        items: its arguments.
+        threads: how many calls run at once.
+    """
     if len(items) < 2 or threads < 2:
         return [function(item) for item in items]
     with ThreadPoolExecutor(min(threads, len(items)), thread_name_prefix="holdfast-digest") as pool:

@@ -1,7 +1,7 @@
-"""Durable file operations, and nothing but the standard library.
+"""Durable file operations. Standard library only.
 
-Every operation whose loss in a crash would matter passes ``operation``, where tests inject errors and kills: once before
-the operation and once after it.
+Every operation whose loss in a crash would matter runs inside ``operation``, where tests inject errors and kills before and
+after it.
 """
 
 from __future__ import annotations
@@ -38,21 +38,21 @@ TRANSIENT: Final = frozenset(
         errno.EREMOTEIO,
     }
 )
-"""Errors of the way to storage rather than of what is stored there; worth another try."""
+"""Errors on the path to storage rather than in the stored data, so they are retried."""
 
 _PART_SUFFIX: Final = ".part"
 _hook: FaultHook | None = None
 
 
 def set_fault_hook(hook: FaultHook | None) -> None:
-    """Install a hook for tests; None removes it."""
-    global _hook  # noqa: PLW0603  one switch for the whole process, on purpose
+    """Install a test hook for the whole process; None removes it."""
+    global _hook  # noqa: PLW0603  one hook for the whole process, on purpose
     _hook = hook
 
 
 @contextlib.contextmanager
 def operation(name: str, path: Path) -> Iterator[None]:
-    """A durable operation on ``path``, which tests may fail or interrupt."""
+    """A durable operation on ``path``, which tests can fail or interrupt."""
     hook = _hook
     if hook is None:
         yield
@@ -83,7 +83,7 @@ def sync_folder(path: Path) -> None:
 
 
 def sync_file(path: Path) -> None:
-    """Make a file's bytes durable. Not through a link."""
+    """Make a file's bytes durable. Does not follow links."""
     with operation("sync-file", path):
         fd = os.open(path, os.O_RDONLY | os.O_NOFOLLOW | os.O_CLOEXEC)
         try:
@@ -93,7 +93,7 @@ def sync_file(path: Path) -> None:
 
 
 def write_file(path: Path, data: bytes) -> None:
-    """Create a file that did not exist and make its bytes durable (its name is not: sync the folder)."""
+    """Create a new file and make its bytes durable; its name becomes durable when the folder is synced."""
     with operation("write", path):
         fd = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW | os.O_CLOEXEC, 0o666)
         with os.fdopen(fd, "wb", buffering=0) as file:
@@ -104,7 +104,7 @@ def write_file(path: Path, data: bytes) -> None:
 
 
 def publish_file(path: Path, data: bytes) -> None:
-    """Write a file whole or not at all, replacing what is there: temporary name, fsync, rename, fsync of the folder."""
+    """Write a file atomically, replacing an older one: temporary name, fsync, rename, fsync of the folder."""
     part = _part_of(path)
     remove_file(part)
     write_file(part, data)
@@ -113,7 +113,7 @@ def publish_file(path: Path, data: bytes) -> None:
 
 
 def publish_new_file(path: Path, data: bytes) -> None:
-    """Like publish_file, but exactly one of several racing writers succeeds. Raises FileExistsError for the others."""
+    """Like ``publish_file``, but only one of several racing writers succeeds; the others get FileExistsError."""
     part = path.with_name(f"{path.name}.{os.getpid()}.{time.monotonic_ns()}{_PART_SUFFIX}")
     write_file(part, data)
     try:
@@ -122,20 +122,20 @@ def publish_new_file(path: Path, data: bytes) -> None:
     except OSError as error:
         if error.errno not in {errno.EPERM, errno.EOPNOTSUPP, errno.ENOSYS, errno.EMLINK}:
             raise
-        write_file(path, data)  # a file system without hard links: exclusive, though not atomic
+        write_file(path, data)  # no hard links on this file system: exclusive, but not atomic
     finally:
         remove_file(part)
     sync_folder(path.parent)
 
 
 def rename(source: Path, target: Path) -> None:
-    """Rename; not durable until the folder is synced."""
+    """Rename; durable once the folder is synced."""
     with operation("rename", target):
         source.rename(target)
 
 
 def remove_file(path: Path) -> None:
-    """Remove a file if it is there."""
+    """Remove a file if it exists."""
     if not os.path.lexists(path):
         return
     with operation("remove", path):
@@ -143,12 +143,13 @@ def remove_file(path: Path) -> None:
 
 
 def discard_folder(path: Path, *, unless: str = "") -> bool:
-    """Remove a folder in two steps: renamed first, so that no reader ever meets half of it.
+    """Remove a folder in two steps. It is renamed first, so no reader ever sees half of it.
 
-    With ``unless``, a folder in which a file of that name has appeared meanwhile is put back: returns False.
+    With ``unless``: if a file of that name has appeared in the folder meanwhile, the folder is put back. Returns whether
+    the folder was removed.
 
     Raises:
-        OSError: it could not be renamed (nothing changed), or not removed (its trash is left for the next claim).
+        OSError: renaming failed and nothing changed, or removing failed and the next claim removes the rest.
     """
     trash = path.with_name(f"{TRASH_PREFIX}{path.name}-{os.getpid()}-{time.monotonic_ns()}")
     rename(path, trash)
@@ -161,7 +162,7 @@ def discard_folder(path: Path, *, unless: str = "") -> bool:
 
 
 def empty_trash(trash: Path) -> None:
-    """Remove a folder that was renamed to trash; links in it are removed, not followed."""
+    """Remove a folder that was renamed to trash; links in it are removed, not followed. Raises ValueError, OSError."""
     if not trash.name.startswith(TRASH_PREFIX):
         raise ValueError(f"path: found {trash}, allowed: a name that begins with {TRASH_PREFIX!r}")
     with operation("remove-tree", trash):
@@ -169,10 +170,10 @@ def empty_trash(trash: Path) -> None:
 
 
 def walk_files(folder: Path) -> Iterator[Path]:
-    """Every file below a folder in a fixed order.
+    """Every file below a folder, in a fixed order.
 
     Raises:
-        OSError: a link or a special file lies there (ELOOP), or storage does not answer.
+        OSError: a link was found (ELOOP), or storage does not answer.
     """
     with os.scandir(folder) as entries:
         found = sorted(entries, key=lambda e: e.name)
@@ -196,7 +197,7 @@ def walk_folders(folder: Path) -> Iterator[Path]:
 
 
 def retry_transient(action: Callable[[], T], *, seconds: float) -> T:
-    """Call ``action`` until it answers; a transient OSError is repeated for at most ``seconds``, with back-off."""
+    """Call ``action``, and again after a transient OSError, with back-off, for at most ``seconds``."""
     deadline = time.monotonic() + seconds
     pause = 0.01
     while True:

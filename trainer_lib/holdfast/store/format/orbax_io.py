@@ -1,9 +1,9 @@
-"""The one file that knows Orbax: arrays of a state to and from a plain Orbax checkpoint folder.
+"""The only module that imports Orbax: it writes and reads the arrays of a plain Orbax checkpoint folder.
 
-Orbax's handler is driven directly, below its checkpointers. Those synchronise ranks with XLA collectives in ``save``,
-which deadlocks from a background thread while the main thread runs collectives of its own, and they wait minutes for a
-rank that has failed. The handler does none of that; ranks agree through our own votes. What ends up on disk is the
-same: each rank's part under ``ocdbt.process_<i>``, merged by rank 0.
+It calls Orbax's handler directly instead of a checkpointer. Checkpointers synchronise ranks with XLA collectives in
+``save``, which deadlocks on a background thread while the main thread runs collectives of its own, and they wait minutes
+for a rank that has failed. The handler does neither; the ranks agree through Holdfast's own votes. The files are the same:
+each rank's part under ``ocdbt.process_<i>``, merged by rank 0.
 """
 
 from __future__ import annotations
@@ -28,10 +28,10 @@ _QUOTED_PATH: Final = re.compile(r'"(/[^"]+)"')
 
 
 def write_part(folder: Path, state: PyTree) -> None:
-    """Write what this rank holds of ``state``; returns when Orbax says it is durable. No rank waits for another.
+    """Write this rank's part of ``state``; returns when Orbax reports it durable. No rank waits for another.
 
-    Blocks; call it from a background thread. Raises OSError with errno and path where the text of TensorStore's error
-    tells them, else what Orbax raised.
+    Blocks, so call it on a background thread. Raises OSError with errno and path if the text of TensorStore's error has
+    them, otherwise what Orbax raised.
     """
     leaves, treedef = jax.tree_util.tree_flatten(state)
     item = jax.tree_util.tree_unflatten(treedef, [None if is_empty(leaf) else leaf for leaf in leaves])
@@ -45,16 +45,23 @@ def write_part(folder: Path, state: PyTree) -> None:
 
 
 def merge_parts(folder: Path) -> None:
-    """Join the ranks' parts into one checkpoint by reference; called by rank 0 when every part is written."""
+    """Join all parts into one checkpoint by reference. Rank 0 calls it once every part is written."""
     _translated(lambda: _handler().finalize(epath.Path(folder)), folder)
 
 
 def load(folder: Path, abstract: PyTree, *, partly: bool = False, without: Container[str] = ()) -> PyTree:
-    """The state stored in ``folder`` with the shapes, dtypes and shardings of ``abstract``, whose structure matches.
+    """The state stored in ``folder``. No rank waits for another.
 
-    ``partly``: leaves that only the checkpoint has are left out. ``without``: paths of leaves of ``abstract`` that are
-    not read; they come back as they are there. Leaves without a sharding, or on the default device only, come back as
-    freshly made arrays are: uncommitted. No rank waits for another.
+    Leaves without a sharding, or on the default device only, are returned uncommitted, like freshly made arrays.
+
+    Args:
+        folder: of the arrays.
+        abstract: a pytree of the stored structure, with the shapes, dtypes and shardings to fill.
+        partly: leave out leaves that only the checkpoint has.
+        without: paths of leaves that are not read; they are returned as they are in ``abstract``.
+
+    Raises:
+        OSError: storage does not answer. Any other error is Orbax's own.
     """
     paths, treedef = jax.tree_util.tree_flatten_with_path(abstract)
     leaves = [leaf for _, leaf in paths]
@@ -69,31 +76,31 @@ def load(folder: Path, abstract: PyTree, *, partly: bool = False, without: Conta
     def value_of(leaf: Any, *, skip: bool) -> Any:
         if skip:
             return leaf
-        return empty_like(leaf) if is_empty(leaf) else _as_wanted(next(values), leaf)
+        return empty_like(leaf) if is_empty(leaf) else _as_requested(next(values), leaf)
 
     filled = [value_of(leaf, skip=skip) for leaf, skip in zip(leaves, unread, strict=True)]
     return jax.tree_util.tree_unflatten(treedef, filled)
 
 
-def load_named(folder: Path, wanted: Mapping[str, Any]) -> dict[str, Any]:
-    """Like ``load`` for some of the leaves, by stored name; all others are not read.
+def load_named(folder: Path, requested: Mapping[str, Any]) -> dict[str, Any]:
+    """Some of the leaves, by stored name; the others are not read. Otherwise as ``load``.
 
-    Every name must be stored there: which are is in the structure record.
+    Every name must be stored in ``folder``; the structure record lists the stored names.
     """
-    stored = {name: leaf for name, leaf in wanted.items() if not is_empty(leaf)}
-    values = {name: empty_like(leaf) for name, leaf in wanted.items() if is_empty(leaf)}
+    stored = {name: leaf for name, leaf in requested.items() if not is_empty(leaf)}
+    values = {name: empty_like(leaf) for name, leaf in requested.items() if is_empty(leaf)}
     if stored:
         metadata = _translated(lambda: _handler().metadata(epath.Path(folder)), folder)
-        # The tree as Orbax recorded it: which of its nodes are lists and which are dictionaries must be met exactly.
+        # The tree as Orbax recorded it: lists and dictionaries must match exactly.
         item = jax.tree_util.tree_map(lambda leaf: stored.get(leaf.name, ocp.PLACEHOLDER), metadata.tree)
         restored = jax.tree_util.tree_leaves_with_path(_restore(folder, item))
         found = {jax.tree_util.keystr(path, simple=True, separator="."): value for path, value in restored}
-        values |= {name: _as_wanted(found[name], leaf) for name, leaf in stored.items()}
+        values |= {name: _as_requested(found[name], leaf) for name, leaf in stored.items()}
     return values
 
 
 def stored_leaves(folder: Path) -> list[tuple[str, tuple[int, ...], str]]:
-    """(stored name, shape, dtype) of every leaf, of random keys those of their data."""
+    """(stored name, shape, dtype) of every leaf; PRNG keys have the shape and dtype of their data."""
     metadata = _translated(lambda: _handler().metadata(epath.Path(folder)), folder)
     leaves = (leaf for leaf in jax.tree_util.tree_leaves(metadata.tree) if hasattr(leaf, "dtype"))
     return [(leaf.name, tuple(getattr(leaf, "shape", ())), str(np.dtype(leaf.dtype))) for leaf in leaves]
@@ -128,7 +135,7 @@ def _restore_arguments(leaf: Any) -> ocp.RestoreArgs:
     return ocp.RestoreArgs(restore_type=type(leaf))
 
 
-def _as_wanted(value: Any, leaf: Any) -> Any:
+def _as_requested(value: Any, leaf: Any) -> Any:
     if isinstance(leaf, jax.Array | jax.ShapeDtypeStruct) and is_free(leaf):
         if not is_key(leaf):
             return jnp.asarray(value)
@@ -142,7 +149,7 @@ def _as_wanted(value: Any, leaf: Any) -> Any:
 
 
 def _translated(action: Callable[[], Any], folder: Path) -> Any:
-    """TensorStore reports system errors as text in a ValueError; give them back their number and path."""
+    """Run ``action``; TensorStore reports system errors as text in a ValueError, which becomes an OSError with errno and path."""
     try:
         return action()
     except OSError:

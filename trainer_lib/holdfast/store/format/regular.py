@@ -1,4 +1,4 @@
-"""Regular files of a checkpoint: opened for reading, never through a link, and read in pieces."""
+"""Regular files of a checkpoint: opened for reading, never through a link, and read in parts."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import Final
 
 _MOST_BUFFERS: Final = 1000
-"""Linux takes 1,024 in one call."""
+"""Linux accepts 1,024 in one call (IOV_MAX)."""
 
 
 @contextlib.contextmanager
@@ -27,7 +27,17 @@ def opened(path: Path) -> Iterator[int]:
 
 
 def read_range(path: Path, offset: int, length: int | None) -> bytes:
-    """``length`` bytes from ``offset``, or all that follow. Raises OSError; EOFError if the file is shorter."""
+    """Part of a file.
+
+    Args:
+        path: a regular file.
+        offset: first byte.
+        length: number of bytes; None for all that follow.
+
+    Raises:
+        OSError: the file cannot be read.
+        EOFError: the file is shorter.
+    """
     with opened(path) as fd:
         found = bytearray(os.fstat(fd).st_size - offset if length is None else length)
         fill(fd, [memoryview(found)], offset, path)
@@ -35,7 +45,18 @@ def read_range(path: Path, offset: int, length: int | None) -> bytes:
 
 
 def fill(fd: int, views: Sequence[memoryview], offset: int, path: Path) -> None:
-    """Read into ``views``, one after the other. Raises OSError; EOFError if the file, called ``path``, is shorter."""
+    """Fill memory from a file.
+
+    Args:
+        fd: the open file.
+        views: memory to fill, one after the other.
+        offset: first byte to read.
+        path: the file's name for errors.
+
+    Raises:
+        OSError: the file cannot be read.
+        EOFError: the file is shorter.
+    """
     left = [view for view in views if len(view)]
     first = 0
     while first < len(left):
@@ -51,7 +72,7 @@ def fill(fd: int, views: Sequence[memoryview], offset: int, path: Path) -> None:
 
 
 def forget(path: Path) -> None:
-    """Drop a file from memory, where the system obeys, so that storage answers the next read. Raises OSError."""
+    """Drop a file from the page cache where the system allows it, so the next read reaches storage. Raises OSError."""
     with opened(path) as fd:
         if hasattr(os, "posix_fadvise"):
             os.posix_fadvise(fd, 0, 0, os.POSIX_FADV_DONTNEED)

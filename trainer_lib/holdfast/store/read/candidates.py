@@ -1,4 +1,4 @@
-"""Which checkpoints come into question for a restore, in which order, and which are refused unread. Reads only."""
+"""The candidates of a restore in the order to try them, and the checkpoints refused without being read. Read only."""
 
 from __future__ import annotations
 
@@ -9,18 +9,18 @@ from typing import Final, Literal
 
 from holdfast.store.format import fs
 from holdfast.store.read import poison
-from holdfast.store.settings import UNPINNED, StoreSettings, Unpinned
+from holdfast.store.store_settings import UNPINNED, StoreSettings, Unpinned
 from holdfast_contract.manifest import CheckpointRef, Rejection, is_healthy
 from holdfast_contract.runfolder import Found, RunFolder
 
 Metric = tuple[str, Literal["min", "max"]]
 Pin = CheckpointRef | Unpinned
-_MISSING: Final = "the pinned checkpoint is not there: its manifest is missing"
+_MISSING: Final = "the pinned checkpoint does not exist: its manifest is missing"
 
 
 @dataclass(frozen=True)
-class Choice:
-    """The newest by default; else one ``step`` and no other, or the ``best`` by a metric, best first."""
+class CheckpointChoice:
+    """The newest by default; otherwise one ``step`` and no other, or the ``best`` by a metric, best first."""
 
     step: int | None = None
     best: Metric | None = None
@@ -32,19 +32,19 @@ class Choice:
             raise ValueError(f"best: found mode {self.best[1]!r}, allowed: 'min' | 'max'")
 
 
-NEWEST: Final = Choice()
+NEWEST: Final = CheckpointChoice()
 
 
 @dataclass(frozen=True)
 class Candidates:
-    """What lies in a run's folder, as the restore of ``attempt`` sees it."""
+    """The checkpoints in a run's folder, as candidates for a restore in ``attempt``."""
 
     folder: RunFolder
     attempt: int
     settings: StoreSettings
 
-    def in_order(self, pin: Pin, choice: Choice) -> Iterator[Found | Rejection]:
-        """Candidates and refusals, the one to try first first. Raises OSError."""
+    def in_order(self, pin: Pin, choice: CheckpointChoice) -> Iterator[Found | Rejection]:
+        """Candidates and refusals, in the order to try them. Raises OSError."""
         entries: Iterable[Found | Rejection] = self._at_or_below(pin)
         if choice.step is not None:
             yield _exactly(choice.step, entries)
@@ -79,7 +79,7 @@ class Candidates:
             nonlocal walk
             try:
                 return next(walk, None)
-            except OSError:  # a generator that raised is over: without another, what it had not reached would be lost
+            except OSError:  # a generator that raised has ended: a new one continues where it stopped
                 walk = (entry for entry in self.folder.walk() if last is None or _ref_of(entry) < last)
                 raise
 
@@ -95,16 +95,14 @@ class Candidates:
         if not limit:
             yield from entries
             return
-        barren = poison.barren_attempts(self.folder, before=self.attempt)
+        without_checkpoint = poison.attempts_without_checkpoint(self.folder, before=self.attempt)
         for entry in entries:
-            attempts = barren.get(entry.ref, ()) if isinstance(entry, Found) else ()
+            attempts = without_checkpoint.get(entry.ref, ()) if isinstance(entry, Found) else ()
             if len(attempts) < limit or isinstance(entry, Rejection):
                 yield entry
                 continue
-            said = (
-                f"attempts {', '.join(map(str, attempts))} went on from it and ended without a checkpoint of their own"
-            )
-            yield Rejection(entry.ref.attempt, entry.ref.step, f"poison: {said}; allowed: fewer than {limit}")
+            history = f"attempts {', '.join(map(str, attempts))} continued from it and ended without a checkpoint of their own"
+            yield Rejection(entry.ref.attempt, entry.ref.step, f"poison: {history}; allowed: fewer than {limit}")
 
 
 def _ref_of(entry: Found | Rejection) -> CheckpointRef:
@@ -112,7 +110,7 @@ def _ref_of(entry: Found | Rejection) -> CheckpointRef:
 
 
 def by_metric(entries: Sequence[Found], metric: Metric) -> list[Found]:
-    """Those with a finite value of the metric that are not called unhealthy, best first; of equals the newer is better."""
+    """The entries with a finite value of the metric that are not marked unhealthy, best first; of equals the newer first."""
     name, mode = metric
     sign = 1.0 if mode == "min" else -1.0
     healthy = [e for e in entries if is_healthy(e.manifest.metrics)]
@@ -121,11 +119,11 @@ def by_metric(entries: Sequence[Found], metric: Metric) -> list[Found]:
 
 
 def _exactly(step: int, entries: Iterable[Found | Rejection]) -> Found | Rejection:
-    """Of the newest attempt that has the step; a damaged one is not replaced by an older attempt's."""
+    """The step in the newest attempt that has it; if damaged, no older attempt's step replaces it."""
     for entry in entries:
         if step == (entry.ref.step if isinstance(entry, Found) else entry.step):
             return entry
-    return Rejection(0, step, "no checkpoint of this step is there")
+    return Rejection(0, step, "no checkpoint of this step exists")
 
 
 def _best_first(entries: list[Found | Rejection], metric: Metric) -> Iterator[Found | Rejection]:
@@ -140,5 +138,5 @@ def _best_first(entries: list[Found | Rejection], metric: Metric) -> Iterator[Fo
 
 def _unrated(entry: Found, name: str) -> str:
     if not is_healthy(entry.manifest.metrics):
-        return "the program called it unhealthy when it was saved"
+        return "the program marked it unhealthy when it saved it"
     return f"no finite value of the metric {name!r}"

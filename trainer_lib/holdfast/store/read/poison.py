@@ -1,8 +1,8 @@
-"""Which checkpoints lead into a crash again and again: derived from what attempts leave on storage.
+"""Checkpoints that lead into a crash again and again, found by what attempts leave on storage.
 
-After a restore, rank 0 notes in its attempt's folder what was restored. It removes the note once the attempt has a
-checkpoint of its own, or ends in order. So a note that is left behind says: this attempt went on from that checkpoint
-and came to nothing.
+After a restore, rank 0 writes a note into its attempt's folder: what was restored. It removes the note once the attempt has
+a checkpoint of its own, or ends on purpose. A note that is left therefore means: this attempt continued from that
+checkpoint and ended without a checkpoint of its own.
 """
 
 from __future__ import annotations
@@ -10,6 +10,7 @@ from __future__ import annotations
 from typing import Final
 
 from holdfast.store.format import fs
+from holdfast.store.handle import logger
 from holdfast_contract import codec
 from holdfast_contract.keys import RESTORED_FILE
 from holdfast_contract.manifest import CheckpointRef
@@ -18,20 +19,37 @@ from holdfast_contract.runfolder import BadManifestError, RunFolder, read_regula
 _MAX_BYTES: Final = 4096
 
 
-def note(folder: RunFolder, attempt: int, restored: CheckpointRef) -> None:
-    """Say that ``attempt`` goes on from a checkpoint. Raises OSError."""
-    fs.publish_file(folder.attempt_folder(attempt) / RESTORED_FILE, codec.encode(restored))
+class RestoreNote:
+    """The note of one attempt. An error of storage is logged, not raised: saves report what is wrong with storage."""
+
+    def __init__(self, folder: RunFolder, attempt: int) -> None:
+        self._path = folder.attempt_folder(attempt) / RESTORED_FILE
+        self._is_written = False
+
+    def write(self, restored: CheckpointRef) -> None:
+        """Record that the attempt continues from ``restored``."""
+        try:
+            fs.publish_file(self._path, codec.encode(restored))
+        except OSError as error:
+            logger.warning("the checkpoint that this attempt continues from could not be recorded: %s", error)
+        else:
+            self._is_written = True
+
+    def remove(self) -> None:
+        """The attempt has a checkpoint of its own, or ends on purpose."""
+        if not self._is_written:
+            return
+        self._is_written = False
+        try:
+            fs.remove_file(self._path)
+        except OSError as error:
+            logger.warning("the record of the checkpoint that this attempt continued from was not deleted: %s", error)
 
 
-def forgive(folder: RunFolder, attempt: int) -> None:
-    """The attempt has come to something, or was ended on purpose. Raises OSError."""
-    fs.remove_file(folder.attempt_folder(attempt) / RESTORED_FILE)
+def attempts_without_checkpoint(folder: RunFolder, *, before: int) -> dict[CheckpointRef, tuple[int, ...]]:
+    """By checkpoint, the attempts below ``before`` that continued from it and saved nothing. Raises OSError.
 
-
-def barren_attempts(folder: RunFolder, *, before: int) -> dict[CheckpointRef, tuple[int, ...]]:
-    """By checkpoint, the attempts below ``before`` that went on from it and came to nothing. Raises OSError.
-
-    A note that cannot be read says nothing: suspicion takes a clear record.
+    A note that cannot be read is ignored: only a clear record counts against a checkpoint.
     """
     found: dict[CheckpointRef, tuple[int, ...]] = {}
     for attempt in folder.attempts():

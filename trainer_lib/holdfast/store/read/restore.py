@@ -1,14 +1,13 @@
-"""Choosing a checkpoint together: all ranks walk down from the pin, and one rank's refusal refuses it for all.
+"""A restore by all ranks together: they try checkpoints from the pin downwards, and one rank's refusal counts for all.
 
-Rank 0 leads. For each candidate every rank verifies its share of the files, so that each byte is hashed once in the
-world, and votes; rank 0 announces what follows. What a rank needs of its share it keeps from the same reading, and
-hands out only when every rank has said yes. A fault of storage itself (no answer, no access) is never a refusal: it ends
-the restore, because an older checkpoint behind the same fault would silently cost work.
+Rank 0 leads. Every rank verifies its share of a candidate's files, so that each byte is hashed once in the world, and
+votes; rank 0 announces what follows. A rank keeps what it needs of its share from the same read, and returns it only after
+every rank has accepted the candidate. A fault of storage (no answer, no access) is never a refusal: it ends the restore,
+because falling back to an older checkpoint would silently cost work.
 """
 
 from __future__ import annotations
 
-import enum
 import time
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
@@ -20,88 +19,51 @@ from holdfast.distributed import votes
 from holdfast.distributed.coordination import Coordination
 from holdfast.distributed.votes import Ballot, Problem, ProblemKind
 from holdfast.state import structure
-from holdfast.state.changes import NOTHING_ALLOWED, NOTHING_CHANGED, Allowed, Changed, compare
+from holdfast.state.changes import NOTHING_ALLOWED, Allowed, Changed, compare
 from holdfast.state.structure import STRUCTURE_FILE, PyTree
 from holdfast.store.format import digests, fs
 from holdfast.store.format.data_files import data_file
 from holdfast.store.handle import logger
-from holdfast.store.read import verifying
-from holdfast.store.read.candidates import NEWEST, Candidates, Choice, Pin
-from holdfast.store.read.reader import NotUnderstoodError, Plan
-from holdfast.store.settings import StoreSettings
-from holdfast_contract import codec
+from holdfast.store.read import verified_read
+from holdfast.store.read.announcements import Announcement, NextStep, announce, await_announcement
+from holdfast.store.read.candidates import NEWEST, Candidates, CheckpointChoice, Pin
+from holdfast.store.read.read_plan import NotUnderstoodError, ReadPlan
+from holdfast.store.read.restored import Restored
+from holdfast.store.store_settings import StoreSettings
 from holdfast_contract.keys import STATE_FOLDER
-from holdfast_contract.manifest import CheckpointRef, FileEntry, Manifest, Rejection
+from holdfast_contract.manifest import CheckpointRef, FileEntry, Rejection
 from holdfast_contract.runfolder import Found, RunFolder
 
-_REPORTED_LEAVES: Final = 100  # of a mismatch, to the other ranks
-_NOT_SHARED: Final = "process {rank} does not see the manifest that process 0 sees; is the path the same shared volume?"
+_REPORTED_LEAVES: Final = 100
+"""How many differing leaves a rank reports to the others."""
+_NOT_SHARED: Final = (
+    "process {rank} does not see the manifest that process 0 sees; the path must be the same shared volume everywhere"
+)
 
 
 @dataclass(frozen=True)
-class Restored:
-    """What all ranks agreed on. ``data`` is this rank's data position, None if none was saved for this rank."""
-
-    state: PyTree
-    data: bytes | None
-    ref: CheckpointRef
-    manifest: Manifest
-    rejected: tuple[Rejection, ...]
-    timings: dict[str, float] = field(default_factory=dict)
-    changed: Changed = NOTHING_CHANGED
-    """Leaves that differ as allowed; the new ones are in ``state`` as the caller described them."""
-    folder: Path = Path()
-    """The checkpoint's own."""
-
-    def positions(self) -> tuple[bytes | None, ...]:
-        """The data position of every process that took part in the save, by its number then. Raises OSError."""
-        listed = {entry.path for entry in self.manifest.files}
-        names = [data_file(rank) for rank in range(self.manifest.process_count)]
-        return tuple((self.folder / name).read_bytes() if name in listed else None for name in names)
-
-
-class _Next(enum.StrEnum):
-    VERIFY = "verify"
-    ACCEPT = "accept"
-    NOTHING = "nothing"  # the run has no candidate at all
-    EXHAUSTED = "exhausted"  # there were candidates, all refused
-    FAILED = "failed"
-
-
-@dataclass(frozen=True)
-class _Word:
-    """What rank 0 announces."""
-
-    next: _Next
-    ref: CheckpointRef | None = None
-    rejected: tuple[Rejection, ...] = ()
-    rank: int = 0
-    problem: Problem | None = None
-
-
-@dataclass(frozen=True)
-class _Wanted:
-    """What the caller wants to be filled."""
+class _Target:
+    """What the caller asked to fill."""
 
     abstract: PyTree
     allowed: Allowed
 
-    def compared(self, folder: Path) -> Changed:
-        """How it differs from what is stored. Raises StructureMismatch."""
+    def changes(self, folder: Path) -> Changed:
+        """How it differs from the checkpoint in ``folder``. Raises StructureMismatch."""
         stored = structure.from_bytes((folder / STRUCTURE_FILE).read_bytes())
         return compare(stored, structure.structure_of(self.abstract), self.allowed)
 
-    def new_in(self, folder: Path) -> frozenset[str]:
-        """Paths of leaves that are not stored, as far as the record can be believed before it is verified."""
+    def unverified_new(self, folder: Path) -> frozenset[str]:
+        """Paths of leaves that are not stored, by a record that is not verified yet; empty if it cannot be read."""
         try:
-            return self.compared(folder).new
+            return self.changes(folder).new
         except (OSError, ValueError, errors.HoldfastError):
             return frozenset()
 
 
 @dataclass
 class Restore:
-    """One joint restore; every rank makes one with the same ``number`` and calls ``run``."""
+    """One restore. Every rank makes one with the same ``number``, which counts an attempt's restores, and calls ``run``."""
 
     folder: RunFolder
     coordination: Coordination
@@ -113,74 +75,87 @@ class Restore:
     def __post_init__(self) -> None:
         self._deadline = time.monotonic() + self.settings.restore_seconds
         self._round = 0
-        self._wanted = _Wanted(None, NOTHING_ALLOWED)
-        self._plan: Plan | None = None
+        self._target = _Target(None, NOTHING_ALLOWED)
+        self._plan: ReadPlan | None = None
         self._new: frozenset[str] = frozenset()
 
     def run(
-        self, pin: Pin, abstract: PyTree, allowed: Allowed = NOTHING_ALLOWED, choice: Choice = NEWEST
+        self, pin: Pin, abstract: PyTree, allowed: Allowed = NOTHING_ALLOWED, choice: CheckpointChoice = NEWEST
     ) -> Restored | None:
-        """The newest valid checkpoint at or below ``pin``, or the ``choice``; None if there is no candidate at all.
+        """Restore the newest valid checkpoint at or below ``pin``, or another ``choice``; None if there is no candidate.
+
+        Args:
+            pin: an upper bound, or UNPINNED.
+            abstract: a pytree with the structure, shapes, dtypes and shardings to fill.
+            allowed: leaves that may be new or dropped.
+            choice: the newest, one step, or the best by a metric.
 
         Raises:
             NoValidCheckpoint: candidates exist and all were refused, with every reason.
-            StructureMismatch: the checkpoint is sound and ``abstract`` differs by more than is ``allowed``.
+            StructureMismatch: the checkpoint is intact, and ``abstract`` differs from it by more than is ``allowed``.
             StorageError: storage did not answer or denied access.
             RestoreError: loading failed on some rank for another reason.
             PeerLost: a rank did not answer in time.
         """
         structure.structure_of(abstract)  # refuses a leaf that cannot be restored before anything is read
-        self._wanted = _Wanted(abstract, allowed)
+        self._target = _Target(abstract, allowed)
         start = time.monotonic()
-        word, found = self._choose(pin, choice)
+        announced, found = self._choose(pin, choice)
         self.timings["verify_seconds"] = time.monotonic() - start
-        if word.next is _Next.NOTHING:
+        if announced.next is NextStep.NOTHING:
             return None
-        if word.next is _Next.EXHAUSTED:
-            raise errors.NoValidCheckpoint(self.folder.root, word.rejected)
-        if word.next is _Next.FAILED or found is None or word.ref is None:
-            raise self._error(word.rank, word.problem)
+        if announced.next is NextStep.EXHAUSTED:
+            raise errors.NoValidCheckpoint(self.folder.root, announced.rejected)
+        if announced.next is NextStep.FAILED or found is None or announced.ref is None:
+            raise self._error(announced.rank, announced.problem)
         start = time.monotonic()
         state, data, changed = self._load(found)
         self.timings["load_seconds"] = time.monotonic() - start
         return Restored(
-            state, data, word.ref, found.manifest, word.rejected, self.timings, changed=changed, folder=found.folder
+            state,
+            data,
+            announced.ref,
+            found.manifest,
+            announced.rejected,
+            self.timings,
+            changed=changed,
+            folder=found.folder,
         )
 
     # Choosing.
 
-    def _choose(self, pin: Pin, choice: Choice) -> tuple[_Word, Found | None]:
+    def _choose(self, pin: Pin, choice: CheckpointChoice) -> tuple[Announcement, Found | None]:
         leader = self._lead(pin, choice) if self._rank == 0 else None
         found: Found | None = None
         while True:
-            word = next(leader) if leader else self._hear()
-            if word.next is not _Next.VERIFY or word.ref is None:
-                return word, found
-            found = self._vote_on(word.ref)
+            announced = next(leader) if leader else self._await_announcement()
+            if announced.next is not NextStep.VERIFY or announced.ref is None:
+                return announced, found
+            found = self._vote_on(announced.ref)
 
-    def _lead(self, pin: Pin, choice: Choice) -> Iterator[_Word]:
-        """Rank 0: each word is announced, then acted on by this rank like by any other."""
+    def _lead(self, pin: Pin, choice: CheckpointChoice) -> Iterator[Announcement]:
+        """Rank 0: make one announcement after another; this rank acts on each like every other rank."""
         refused: list[Rejection] = []
         try:
             for entry in Candidates(self.folder, self.attempt, self.settings).in_order(pin, choice):
                 if isinstance(entry, Rejection):
                     refused.append(entry)
                     continue
-                yield self._say(_Word(_Next.VERIFY, entry.ref))
+                yield self._announce(Announcement(NextStep.VERIFY, entry.ref))
                 rejection, blamed = self._count(entry.ref)
                 if blamed is not None:
-                    yield self._say(_Word(_Next.FAILED, rank=blamed.rank, problem=blamed.problem))
+                    yield self._announce(Announcement(NextStep.FAILED, rank=blamed.rank, problem=blamed.problem))
                 if rejection is None:
-                    yield self._say(_Word(_Next.ACCEPT, entry.ref, tuple(refused)))
+                    yield self._announce(Announcement(NextStep.ACCEPT, entry.ref, tuple(refused)))
                 else:
                     refused.append(rejection)
-            last = _Next.EXHAUSTED if refused else _Next.NOTHING
-            yield self._say(_Word(last, rejected=tuple(refused)))
+            last = NextStep.EXHAUSTED if refused else NextStep.NOTHING
+            yield self._announce(Announcement(last, rejected=tuple(refused)))
         except (OSError, errors.HoldfastError) as error:
-            yield self._say(_Word(_Next.FAILED, problem=votes.problem_of(error, where=self.folder.root)))
+            yield self._announce(Announcement(NextStep.FAILED, problem=votes.problem_of(error, where=self.folder.root)))
 
     def _count(self, ref: CheckpointRef) -> tuple[Rejection | None, votes.Vote | None]:
-        """(refusal, nobody to blame), (None, blamed rank), or (None, None) if every rank said yes."""
+        """(rejection, None), (None, the vote of a rank that failed), or (None, None) if every rank accepted."""
         gathered = self._ballot().gather("every process to verify its share", deadline=self._deadline)
         blamed = votes.first_problem(gathered)
         if blamed is None or blamed.problem is None:
@@ -193,21 +168,21 @@ class Restore:
 
     def _vote_on(self, ref: CheckpointRef) -> Found | None:
         self._round += 1
-        self._plan = None  # of the candidate before: its memory is free again
+        self._plan = None  # frees the memory of the previous candidate
         try:
-            found = self._see(ref)
+            found = self._find(ref)
             self._verify(found)
         except digests.DamagedFileError as error:
             self._ballot().cast(problem=Problem(ProblemKind.REJECTED, str(error)))
             return None
-        except Exception as error:  # the other ranks must learn of it, whatever it is
+        except Exception as error:  # any error must reach the other ranks
             self._ballot().cast(problem=votes.problem_of(error, where=self.folder.step_folder(ref.attempt, ref.step)))
             return None
         self._ballot().cast()
         return found
 
-    def _see(self, ref: CheckpointRef) -> Found:
-        """The same manifest as rank 0 saw; on a network file system it may take a moment to appear here."""
+    def _find(self, ref: CheckpointRef) -> Found:
+        """The manifest that rank 0 saw; on a network file system it may take a moment to appear here."""
 
         def look() -> Found:
             entry = self.folder.look(ref.attempt, ref.step)
@@ -219,7 +194,7 @@ class Restore:
         deadline = time.monotonic() + self.settings.visible_seconds
         while True:
             try:
-                return self._patiently(look)
+                return self._retried(look)
             except errors.StorageError:
                 if time.monotonic() > deadline:
                     raise
@@ -229,9 +204,9 @@ class Restore:
         files = found.manifest.files
         if STRUCTURE_FILE not in {entry.path for entry in files}:
             raise digests.DamagedFileError(f"{STRUCTURE_FILE}: not listed in the manifest")
-        self._new = self._wanted.new_in(found.folder)
-        self._plan = verifying.plan_state(found.folder, files, self._wanted.abstract, without=self._new)
-        verifying.verify_and_read(
+        self._new = self._target.unverified_new(found.folder)
+        self._plan = verified_read.plan_state(found.folder, files, self._target.abstract, without=self._new)
+        verified_read.verify_and_read(
             found.folder,
             self._share(found),
             self._plan,
@@ -245,7 +220,7 @@ class Restore:
     def _load(self, found: Found) -> tuple[PyTree, bytes | None, Changed]:
         ballot = Ballot(self.coordination, f"{restore_prefix(self.number)}/load")
         try:
-            changed = self._wanted.compared(found.folder)
+            changed = self._target.changes(found.folder)
             state = self._state(found, changed)
             data = self._data(found)
         except errors.StructureMismatch as error:
@@ -263,45 +238,41 @@ class Restore:
         return state, data, changed
 
     def _state(self, found: Found, changed: Changed) -> PyTree:
-        """From what was read while verifying, else by Orbax."""
+        """The state from what was read during verification, otherwise by Orbax."""
         plan, self._plan = self._plan, None
         if plan is not None and self._new == changed.new:
             mine = set(self._share(found))
             others = [entry for entry in found.manifest.files if entry not in mine]
             limits = self.settings
             seconds = limits.transient_seconds
-            verifying.read_others(found.folder, others, plan, threads=limits.io_threads, transient_seconds=seconds)
+            verified_read.read_others(found.folder, others, plan, threads=limits.io_threads, transient_seconds=seconds)
             try:
                 return plan.state()
             except NotUnderstoodError as error:
-                logger.debug("%s: left to Orbax: %s", found.folder, error)
+                logger.debug("%s: Orbax restores it: %s", found.folder, error)
         from holdfast.store.format import orbax_io
 
         folder, partly = found.folder / STATE_FOLDER, bool(changed.dropped)
-        return orbax_io.load(folder, self._wanted.abstract, partly=partly, without=changed.new)
+        return orbax_io.load(folder, self._target.abstract, partly=partly, without=changed.new)
 
     def _data(self, found: Found) -> bytes | None:
         name = data_file(self._rank)
         if name not in {entry.path for entry in found.manifest.files}:
             return None
-        return self._patiently((found.folder / name).read_bytes)
+        return self._retried((found.folder / name).read_bytes)
 
-    # Talking.
+    # Coordination.
 
-    def _say(self, word: _Word) -> _Word:
-        self.coordination.create(self._word_key(), codec.encode(word).decode())
-        return word
+    def _announce(self, announcement: Announcement) -> Announcement:
+        return announce(self.coordination, self._announcement_key(), announcement)
 
-    def _hear(self) -> _Word:
-        seconds = max(0.001, self._deadline - time.monotonic())
-        try:
-            return codec.decode(_Word, self.coordination.get(self._word_key(), seconds))
-        except TimeoutError:
-            what = "process 0 to choose a checkpoint"
-            raise errors.PeerLost(what, limit_seconds=self.settings.restore_seconds, missing=[0]) from None
+    def _await_announcement(self) -> Announcement:
+        limit = self.settings.restore_seconds
+        key = self._announcement_key()
+        return await_announcement(self.coordination, key, deadline=self._deadline, limit_seconds=limit)
 
-    def _word_key(self) -> str:
-        return f"{restore_prefix(self.number)}/word/{self._round}"
+    def _announcement_key(self) -> str:
+        return f"{restore_prefix(self.number)}/announcement/{self._round}"
 
     def _ballot(self) -> Ballot:
         return Ballot(self.coordination, f"{restore_prefix(self.number)}/verify/{self._round}")
@@ -310,12 +281,12 @@ class Restore:
     def _rank(self) -> int:
         return self.coordination.process_index
 
-    def _patiently(self, action: Callable[[], fs.T]) -> fs.T:
+    def _retried(self, action: Callable[[], fs.T]) -> fs.T:
         return fs.retry_transient(action, seconds=self.settings.transient_seconds)
 
     def _error(self, rank: int, problem: Problem | None) -> Exception:
         if problem is None:
-            return errors.RestoreError(f"{self.folder.root}: restoring failed in process {rank} for no stated reason")
+            return errors.RestoreError(f"{self.folder.root}: restoring failed in process {rank}, which gave no reason")
         if problem.kind is ProblemKind.MISMATCH:
             leaf, expected, found, remedy, *others = problem.details
             return errors.StructureMismatch(leaf, expected=expected, found=found, remedy=remedy, others=others)
@@ -328,5 +299,5 @@ class Restore:
 
 
 def restore_prefix(number: int) -> str:
-    """Below this all keys of the attempt's ``number``-th restore lie."""
+    """Prefix of all coordination keys of the attempt's ``number``-th restore."""
     return f"store/restore/{number}"

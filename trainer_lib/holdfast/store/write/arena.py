@@ -15,19 +15,19 @@ import numpy.typing as npt
 Octets = npt.NDArray[np.uint8]
 
 ALIGNMENT_BYTES: Final = 64
-"""XLA's CPU client aliases host memory that is aligned so, and copies any other."""
+"""XLA's CPU client uses host memory with this alignment in place, and copies any other."""
 PAGE_BYTES: Final = 4096
-"""What direct I/O wants memory, offset and length to be multiples of, on common devices."""
+"""On common devices, direct I/O requires memory address, offset and length to be multiples of this."""
 _LEAST_SHARED_BYTES: Final = 4 * 1024 * 1024
 _THREADS: Final = min(4, os.cpu_count() or 1)
-"""One core seldom fills the memory bus; more than a few do not help."""
+"""One core seldom saturates the memory bus; more than a few add nothing."""
 
 
 class Arena:
-    """Memory for one snapshot at a time; grows to the largest that was asked for and stays there.
+    """Memory for one snapshot at a time. It grows to the largest request and never shrinks.
 
-    Page faults on fresh memory cost ten times the copy, hence one mapping for life, faulted in when it is made. Huge
-    pages where the system has them: a copy then misses the TLB less.
+    Page faults on fresh memory cost ten times the copy, so there is one mapping for the life of the process, faulted in
+    when it is made. It uses huge pages where the system has them, because a copy then has fewer TLB misses.
     """
 
     def __init__(self) -> None:
@@ -35,19 +35,19 @@ class Arena:
         self._pool: ThreadPoolExecutor | None = None
 
     def hold(self, nbytes: int) -> Octets:
-        """At least ``nbytes`` of memory that begins on a page and ends on one; what was placed there before is lost."""
+        """At least ``nbytes`` of memory, in whole pages; overwrites the previous snapshot. Raises OSError."""
         if self._memory.nbytes < nbytes:
-            self._memory = np.empty(0, np.uint8)  # gone first: never two at once
+            self._memory = np.empty(0, np.uint8)  # freed first, so that two mappings never exist at once
             self._memory = _mapped(rounded_up(nbytes, PAGE_BYTES))
         return self._memory
 
     @property
     def bytes(self) -> int:
-        """Memory held."""
+        """Bytes of memory held."""
         return self._memory.nbytes
 
     def copy(self, pairs: Sequence[tuple[npt.NDArray[Any], npt.NDArray[Any]]]) -> None:
-        """Copy each second array into its first, of equal shape and dtype; large ones by several threads."""
+        """Copy the second array of each pair into the first, of equal shape and dtype; several threads copy large ones."""
         large: list[tuple[Octets, Octets]] = []
         for target, source in pairs:
             whole = target.flags.c_contiguous and source.flags.c_contiguous
@@ -70,15 +70,15 @@ def rounded_up(count: int, multiple: int) -> int:
 
 
 def octets_of(array: npt.NDArray[Any]) -> Octets:
-    """The bytes of an array in C order; without a copy if it lies so."""
+    """The bytes of an array in C order, without a copy if it is stored in that order."""
     return np.ascontiguousarray(array).reshape(-1).view(np.uint8)
 
 
 def equal_shares(pairs: Sequence[tuple[Octets, Octets]], count: int) -> list[list[tuple[Octets, Octets]]]:
-    """At most ``count`` runs of about as many bytes: all pairs end to end, cut only where a run ends.
+    """At most ``count`` shares of about equal size in bytes: all pairs end to end, cut only where a share ends.
 
-    So no piece is smaller than it must be: what is copied in one call past some 40 MiB (glibc's
-    non_temporal_threshold) goes by the caches, in two thirds of the time.
+    This keeps every copy as long as possible: a copy of more than about 40 MiB in one call (glibc's
+    non_temporal_threshold) bypasses the caches and takes two thirds of the time.
     """
     each = rounded_up(-(-sum(to.nbytes for to, _ in pairs) // count), PAGE_BYTES)
     shares: list[list[tuple[Octets, Octets]]] = [[]]
@@ -106,5 +106,6 @@ def _mapped(nbytes: int) -> Octets:
     with contextlib.suppress(OSError, AttributeError):  # systems without huge pages
         memory.madvise(mmap.MADV_HUGEPAGE)
     whole = np.frombuffer(memory, np.uint8)
-    whole[::PAGE_BYTES] = 0  # as madvise would do it, which Python calls without letting other threads run
+    # Faults in every page, as madvise would; but Python's madvise call blocks all other threads.
+    whole[::PAGE_BYTES] = 0
     return whole

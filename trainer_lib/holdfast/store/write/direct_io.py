@@ -1,7 +1,7 @@
-"""Writing one large file past the page cache, hashed meanwhile.
+"""Writing one large file past the page cache, and hashing it meanwhile.
 
-Half a gibibyte through the page cache costs the training loop twice: the copy into the cache takes a core and the memory
-bus, and writing it back takes both again. With O_DIRECT the device reads the snapshot's memory itself.
+Writing half a gibibyte through the page cache slows the training loop twice: the copy into the cache takes a core and memory
+bandwidth, and writing it back takes both again. With O_DIRECT the device reads the snapshot's memory itself.
 """
 
 from __future__ import annotations
@@ -24,15 +24,15 @@ from holdfast.store.format import fs
 from holdfast.store.write.arena import PAGE_BYTES, Octets, octets_of, rounded_up
 
 BLOCK_BYTES: Final = 8 * 1024 * 1024
-"""In one call: 1 MiB was half as fast on a virtual disk, 32 MiB no faster."""
+"""Bytes per call: on a virtual disk 1 MiB was half as fast, 32 MiB no faster."""
 _WINDOW_BYTES: Final = 64 * 1024 * 1024
-"""So much may lie in the page cache where it cannot be passed by."""
+"""At most this much stays in the page cache where direct I/O is refused."""
 _REFUSED: Final = frozenset({errno.EINVAL, errno.EOPNOTSUPP, errno.ENOTSUP})
 
 
 @dataclass(frozen=True)
 class Written:
-    """What was written. ``hash_seconds``: how long the digest kept it waiting; ``direct``: past the page cache."""
+    """What was written. ``hash_seconds``: how long writing waited for the digest. ``direct``: past the page cache to its end."""
 
     nbytes: int
     digest: str
@@ -41,35 +41,42 @@ class Written:
 
 
 def write_file(path: Path, blocks: Iterable[Octets], nbytes: int) -> Written:
-    """Write a new file of ``nbytes``; not durable until it is synced.
+    """Write a new file; it is not durable until it is synced.
 
-    ``blocks``: the content in order. Each begins on a page of memory and is whole pages long; of the last one ``nbytes``
-    decides how much counts. Where direct I/O is refused (tmpfs, some network file systems) it goes through the page
-    cache, of which it leaves little behind. Raises OSError.
+    Where direct I/O is refused (tmpfs, some network file systems), the data go through the page cache, and little of them
+    stays there.
+
+    Args:
+        path: the file, which must not exist.
+        blocks: the content in order. Each block begins on a page boundary and is a whole number of pages long.
+        nbytes: length of the file in bytes; the rest of the last block is padding.
+
+    Raises:
+        OSError: the file exists, or storage refused the write.
     """
     hasher, hashing = xxhash.xxh3_128(), 0.0
     offset = 0
     with fs.operation("write", path), _File(path) as file, ThreadPoolExecutor(1, "holdfast-hash") as pool:
         for block in blocks:
-            hashed = pool.submit(hasher.update, block.data[: max(0, nbytes - offset)])  # while the device is at work
+            hashed = pool.submit(hasher.update, block.data[: max(0, nbytes - offset)])  # while the device writes
             file.write(block, offset)
             offset += block.nbytes
             written = time.monotonic()
-            hashed.result()  # before the next block, which may come in the same memory
+            hashed.result()  # the next block may reuse the same memory
             hashing += time.monotonic() - written
         file.cut(nbytes)
         return Written(nbytes, hasher.hexdigest(), hashing, file.direct)
 
 
 def blocks_of(memory: Octets, nbytes: int) -> Iterator[Octets]:
-    """Blocks of memory that begins on a page and is long enough to round ``nbytes`` up to whole pages."""
+    """Blocks of ``memory``, which begins on a page boundary and holds ``nbytes`` rounded up to whole pages."""
     whole = rounded_up(nbytes, PAGE_BYTES)
     for start in range(0, whole, BLOCK_BYTES):
         yield memory[start : min(start + BLOCK_BYTES, whole)]
 
 
 def gathered_blocks(parts: Iterable[tuple[int, Any]], nbytes: int) -> Iterator[Octets]:
-    """Blocks filled from ``(offset, array)`` in order of offsets, with zeros between; one block of memory in all."""
+    """Blocks filled from ``(offset in bytes, array)`` in order of offsets, zeros between; all reuse one block of memory."""
     block = np.frombuffer(mmap.mmap(-1, BLOCK_BYTES), np.uint8)
     start = 0
     for at, array in parts:
@@ -99,7 +106,7 @@ class _File:
         except OSError as error:
             if error.errno not in _REFUSED or not direct:
                 raise
-            # Linux makes the file before the file system refuses the flag.
+            # Linux has created the file by the time the file system refuses the flag.
             self._fd, self.direct = os.open(self._path, flags & ~os.O_EXCL, 0o666), False
         return self
 
@@ -115,23 +122,23 @@ class _File:
                 if not self.direct or error.errno not in _REFUSED:
                     error.filename = error.filename or str(self._path)
                     raise
-                self._go_through_the_cache()
+                self._use_page_cache()
                 continue
             if self.direct and count % PAGE_BYTES:
-                self._go_through_the_cache()  # a short write, as before a full disk: the rest is not aligned
+                self._use_page_cache()  # a short write, as on a nearly full disk: the rest is not aligned
             done += count
         if not self.direct:
-            self._keep_cache_small(offset + done, done)
+            self._trim_page_cache(offset + done, done)
 
     def cut(self, nbytes: int) -> None:
-        """The tail of the last page goes."""
+        """Cut the padding of the last page."""
         os.ftruncate(self._fd, nbytes)
 
-    def _go_through_the_cache(self) -> None:
+    def _use_page_cache(self) -> None:
         fcntl.fcntl(self._fd, fcntl.F_SETFL, fcntl.fcntl(self._fd, fcntl.F_GETFL) & ~os.O_DIRECT)
         self.direct = False
 
-    def _keep_cache_small(self, end: int, count: int) -> None:
+    def _trim_page_cache(self, end: int, count: int) -> None:
         self._unsynced += count
         if self._unsynced >= _WINDOW_BYTES:
             os.fdatasync(self._fd)

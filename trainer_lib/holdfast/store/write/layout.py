@@ -1,7 +1,7 @@
-"""Which process writes which piece of a state, and where: one file of raw chunks per process.
+"""Which process writes which shard of a state, and where: one file of raw chunks per process.
 
-Every process computes the same layout of all files from what is the same everywhere: names, shapes, dtypes and
-shardings. So an index over all files can be written without asking anybody, and a digest shows whether all agree.
+Every process computes the same layout of all files from names, shapes, dtypes and shardings, which are the same on all of
+them. Process 0 can therefore write the index over all files alone, and a digest shows whether all processes agree.
 """
 
 from __future__ import annotations
@@ -37,14 +37,14 @@ _DTYPES: Final[Mapping[np.dtype[Any], str]] = {
 
 
 class UnwritableError(Exception):
-    """A state that the writer of this layout leaves to Orbax; the text names the leaf and why."""
+    """Raw chunks cannot hold this state, so Orbax writes it; the text names the leaf and the reason."""
 
 
 @dataclass(frozen=True)
 class StoredLeaf:
-    """A leaf as it is stored. ``shape`` and ``chunk_shape`` count elements; ``dtype`` is zarr's word for it.
+    """A leaf as it is stored. ``shape`` and ``chunk_shape`` count elements; ``dtype`` is zarr's name of it.
 
-    ``value_type`` is Orbax's word for what it is in the program, ``key_impl`` the implementation of typed PRNG keys.
+    ``value_type`` is Orbax's name of its type in the program, ``key_impl`` the implementation of typed PRNG keys.
     """
 
     path: str
@@ -59,7 +59,7 @@ class StoredLeaf:
 
 
 @dataclass(frozen=True)
-class Chunk:
+class ChunkPlacement:
     """One value in the index: ``nbytes`` at ``offset`` of the file of ``process``."""
 
     leaf: int
@@ -70,8 +70,11 @@ class Chunk:
 
 
 @dataclass(frozen=True)
-class Piece:
-    """What this process copies for a save: shard number ``shard`` of its own shards of a leaf, or the leaf itself."""
+class ShardPlacement:
+    """What this process copies for a save: its own shard number ``shard`` of a leaf, or the whole leaf if None.
+
+    ``nbytes`` bytes at ``offset`` of this process's memory, which up to ``StateLayout.file_bytes`` is its file.
+    """
 
     leaf: int
     shard: int | None
@@ -80,30 +83,30 @@ class Piece:
 
 
 @dataclass(frozen=True)
-class Layout:
-    """Where everything lies. ``leaves`` in the order of the flattened tree, None for arrays without elements.
+class StateLayout:
+    """Where everything is stored. ``leaves`` in the order of the flattened tree; None for arrays without elements.
 
-    ``pieces`` up to ``file_bytes`` are this process's file; beyond it lie copies of leaves that each process has for
-    itself and process 0 writes: they are compared, not written.
+    ``placements`` below ``file_bytes`` make up this process's file. Those beyond are leaves that each process has for
+    itself: process 0 writes them, and the others copy them only to compare digests.
     """
 
     leaves: tuple[StoredLeaf | None, ...]
-    chunks: tuple[Chunk, ...]
-    pieces: tuple[Piece, ...]
+    chunks: tuple[ChunkPlacement, ...]
+    placements: tuple[ShardPlacement, ...]
     file_bytes: int
     memory_bytes: int
     local: tuple[int, ...]
-    """Leaves that every process has for itself, with several processes."""
+    """Numbers of the leaves that every process has for itself; empty with one process."""
 
     def stored(self, number: int) -> StoredLeaf:
-        """The leaf of a chunk or piece."""
+        """The leaf of a chunk or placement. Raises KeyError if the leaf has no elements."""
         found = self.leaves[number]
         if found is None:
             raise KeyError(number)
         return found
 
 
-def layout_of(state: PyTree) -> Layout:
+def layout_of(state: PyTree) -> StateLayout:
     """The layout of a state of real arrays.
 
     Raises:
@@ -113,14 +116,14 @@ def layout_of(state: PyTree) -> Layout:
 
 
 def data_of(leaf: Any) -> Any:
-    """What is stored of a leaf: the numbers of typed keys, numpy arrays of numpy and Python numbers, else itself."""
+    """What is stored of a leaf: the key data of typed keys, a numpy array for numpy and Python numbers, otherwise the leaf."""
     if is_key(leaf):
         return jax.random.key_data(leaf)
     return leaf if isinstance(leaf, jax.Array) else np.asarray(leaf)
 
 
 def replicated_over_processes() -> jax.sharding.NamedSharding:
-    """One device of each process: how a leaf that each process has for itself becomes an array of all."""
+    """A sharding over one device of each process: it makes one global array of a leaf that each process has for itself."""
     firsts = {device.process_index: device for device in reversed(jax.devices())}
     mesh = jax.sharding.Mesh(np.array([firsts[index] for index in sorted(firsts)]), ("process",))
     everywhere: Any = jax.sharding.PartitionSpec
@@ -129,26 +132,26 @@ def replicated_over_processes() -> jax.sharding.NamedSharding:
 
 class _Builder:
     def __init__(self) -> None:
-        self._process, self._processes = jax.process_index(), jax.process_count()
-        self._ends = [0] * self._processes
-        self._chunks: list[Chunk] = []
-        self._pieces: list[Piece] = []
-        self._waiting: list[tuple[int, int]] = []  # (leaf, bytes), copied but not written by this process
+        self._process, self._process_count = jax.process_index(), jax.process_count()
+        self._ends = [0] * self._process_count
+        self._chunks: list[ChunkPlacement] = []
+        self._placements: list[ShardPlacement] = []
+        self._unwritten: list[tuple[int, int]] = []  # (leaf, bytes): copied by this process, written by process 0
         self._local: list[int] = []
         self._split: dict[Any, dict[tuple[int, ...], list[int]]] = {}
 
-    def build(self, state: PyTree) -> Layout:
+    def build(self, state: PyTree) -> StateLayout:
         leaves, _ = jax.tree_util.tree_flatten_with_path(state)
         stored = [self._add(number, path, leaf) for number, (path, leaf) in enumerate(leaves)]
         if not self._chunks:
-            raise UnwritableError("the state has no numbers")
+            raise UnwritableError("no leaf of the state has elements")
         end = self._ends[self._process]
-        pieces = list(self._pieces)
+        placements = list(self._placements)
         memory = rounded_up(end, ALIGNMENT_BYTES)
-        for leaf, nbytes in self._waiting:
-            pieces.append(Piece(leaf, None, memory, nbytes))
+        for leaf, nbytes in self._unwritten:
+            placements.append(ShardPlacement(leaf, None, memory, nbytes))
             memory += rounded_up(nbytes, ALIGNMENT_BYTES)
-        return Layout(tuple(stored), tuple(self._chunks), tuple(pieces), end, memory, tuple(self._local))
+        return StateLayout(tuple(stored), tuple(self._chunks), tuple(placements), end, memory, tuple(self._local))
 
     def _add(self, number: int, path: Sequence[Any], leaf: Any) -> StoredLeaf | None:
         where = jax.tree_util.keystr(tuple(path))
@@ -163,32 +166,32 @@ class _Builder:
             impl = str(jax.random.key_impl(leaf)) if is_key(leaf) else ""
             stored = StoredLeaf(where, name, "jax.Array", data.shape, code, data.shape, data.dtype, data.sharding, impl)
             return self._add_array(number, stored, data)
-        # Of numpy scalars Orbax reads back only those that Python has a number for.
+        # Orbax reads a numpy scalar back only if Python has a number type for it.
         value_type = "np.ndarray" if isinstance(leaf, np.ndarray) or not _is_plain(data.dtype) else "scalar"
         self._add_local(number, data)
         return StoredLeaf(where, name, value_type, data.shape, code, data.shape, data.dtype)
 
     def _add_array(self, number: int, leaf: StoredLeaf, data: jax.Array) -> StoredLeaf:
-        if self._processes > 1 and data.is_fully_addressable:
+        if self._process_count > 1 and data.is_fully_addressable:
             self._add_local(number, data)
             return replace(leaf, sharding=replicated_over_processes())
         return replace(leaf, chunk_shape=self._add_shards(number, leaf, data))
 
     def _add_local(self, number: int, data: Any) -> None:
-        """Process 0 writes it."""
-        if self._processes > 1:
+        """Add a leaf that process 0 writes."""
+        if self._process_count > 1:
             self._local.append(number)
         offset = self._place(number, (0,) * data.ndim, 0, data.nbytes)
         if self._process == 0:
-            self._pieces.append(Piece(number, None, offset, data.nbytes))
+            self._placements.append(ShardPlacement(number, None, offset, data.nbytes))
         else:
-            self._waiting.append((number, data.nbytes))
+            self._unwritten.append((number, data.nbytes))
 
     def _add_shards(self, number: int, leaf: StoredLeaf, data: jax.Array) -> tuple[int, ...]:
         try:
             chunk_shape = tuple(data.sharding.shard_shape(data.shape))
         except ValueError as error:
-            raise UnwritableError(f"{leaf.path}: shards of several shapes ({error})") from None
+            raise UnwritableError(f"{leaf.path}: its shards differ in shape ({error})") from None
         nbytes = int(np.prod(chunk_shape, dtype=np.int64)) * data.dtype.itemsize
         own: Mapping[tuple[int, ...], int | None] = {}
         alone = data.is_fully_addressable and len(data.sharding.device_set) == 1
@@ -197,24 +200,24 @@ class _Builder:
             offset = self._place(number, position, process, nbytes)
             if process == self._process:
                 own = own or ({position: None} if alone else _own_shards(data, chunk_shape))
-                self._pieces.append(Piece(number, own[position], offset, nbytes))
+                self._placements.append(ShardPlacement(number, own[position], offset, nbytes))
         return chunk_shape
 
     def _positions(self, data: jax.Array, chunk_shape: tuple[int, ...]) -> dict[tuple[int, ...], list[int]]:
         """Which processes hold a copy of each chunk, in the order of the chunks."""
-        asked = (data.sharding, data.shape)
-        if asked not in self._split:
+        split = (data.sharding, data.shape)
+        if split not in self._split:
             found: dict[tuple[int, ...], set[int]] = {}
             places: Any = data.sharding.devices_indices_map(data.shape)
             for device, index in places.items():
                 found.setdefault(_position(index, chunk_shape), set()).add(device.process_index)
-            self._split[asked] = {position: sorted(found[position]) for position in sorted(found)}
-        return self._split[asked]
+            self._split[split] = {position: sorted(found[position]) for position in sorted(found)}
+        return self._split[split]
 
     def _place(self, leaf: int, position: tuple[int, ...], process: int, nbytes: int) -> int:
         offset = rounded_up(self._ends[process], ALIGNMENT_BYTES)
         self._ends[process] = offset + nbytes
-        self._chunks.append(Chunk(leaf, position, process, offset, nbytes))
+        self._chunks.append(ChunkPlacement(leaf, position, process, offset, nbytes))
         return offset
 
 
@@ -223,11 +226,11 @@ def _is_plain(dtype: np.dtype[Any]) -> bool:
 
 
 def key_name(key: Any, where: str) -> str:
-    """One part of a leaf's stored name, as Orbax spells it. Raises UnwritableError for a key of a kind of its own."""
+    """One part of a leaf's stored name, as Orbax spells it. Raises UnwritableError for another type of key."""
     for attribute in ("idx", "key", "name"):
         if isinstance(key, _KEYS[attribute]):
             return str(getattr(key, attribute))
-    raise UnwritableError(f"{where}: the key {key!r} of type {type(key).__name__}")
+    raise UnwritableError(f"{where}: key {key!r} of type {type(key).__name__}")
 
 
 _KEYS: Final = {

@@ -1,4 +1,4 @@
-"""Filling in a manifest."""
+"""The manifest of a save."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from typing import SupportsFloat, cast
 import jax
 
 from holdfast.distributed.coordination import Coordination
-from holdfast.store.claim import Claim
+from holdfast.store.claim import RunClaim
 from holdfast.store.handle import logger
 from holdfast.store.write.save_work import SaveWork
 from holdfast_contract.manifest import FORMAT, FileEntry, Manifest
@@ -23,8 +23,15 @@ _DISTRIBUTIONS = {"holdfast": "holdfast-training"} | {
 """Names in the manifest, with the distributions whose versions they stand for."""
 
 
-def build(claim: Claim, work: SaveWork, files: Iterable[FileEntry], coordination: Coordination) -> Manifest:
-    """The manifest of a save whose files are all durable."""
+def build(claim: RunClaim, work: SaveWork, files: Iterable[FileEntry], coordination: Coordination) -> Manifest:
+    """The manifest of a save whose files are all durable.
+
+    Args:
+        claim: names run, job and attempt.
+        work: what was saved.
+        files: every file of the step's folder but the manifest, with size and digest.
+        coordination: has the number of processes.
+    """
     return Manifest(
         format=FORMAT,
         run=claim.folder.run,
@@ -44,9 +51,9 @@ def build(claim: Claim, work: SaveWork, files: Iterable[FileEntry], coordination
 
 
 def finite_metrics(metrics: Mapping[str, object]) -> dict[str, float]:
-    """Metrics as plain numbers. NaN and infinity are left out, which retention treats as worst.
+    """Metrics as plain numbers. NaN and infinity are left out; retention ranks a missing metric last.
 
-    A metric that cannot be read costs its value, never the checkpoint.
+    A metric that is not a number is left out and logged; it never fails the save.
     """
     plain = {}
     for name, value in metrics.items():
@@ -62,7 +69,7 @@ def finite_metrics(metrics: Mapping[str, object]) -> dict[str, float]:
 
 @functools.cache
 def versions() -> dict[str, str]:
-    """What wrote the checkpoint."""
+    """Versions of Python and of the packages that wrote the checkpoint."""
     found = {"python": platform.python_version()}
     for name, distribution in _DISTRIBUTIONS.items():
         try:

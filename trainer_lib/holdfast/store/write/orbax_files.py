@@ -1,7 +1,6 @@
-"""The small files of an Orbax checkpoint beside the arrays, as Orbax 0.12 writes them; and its zarr keys.
+"""The small files of an Orbax checkpoint besides the arrays, as Orbax 0.12 writes them; and its zarr keys.
 
-They say what the tree looks like and how arrays were sharded. Orbax's own functions for them take longer per leaf than
-writing a leaf does.
+They describe the tree and how arrays were sharded. Orbax's own functions for them take longer per leaf than writing the leaf.
 """
 
 from __future__ import annotations
@@ -14,15 +13,15 @@ from typing import Any, Final
 import jax
 
 from holdfast.state.structure import PyTree
-from holdfast.store.format.ocdbt.encode import Entry
-from holdfast.store.write.layout import Chunk, Layout, StoredLeaf, key_name
+from holdfast.store.format.ocdbt.encode import IndexEntry
+from holdfast.store.write.layout import ChunkPlacement, StateLayout, StoredLeaf, key_name
 
 _SEQUENCE, _DICT = 1, 2  # Orbax's KeyType
 _EMPTY_TYPES: Final = ((list, "List"), (dict, "Dict"))
 
 
-def tree_metadata(state: PyTree, layout: Layout) -> bytes:
-    """The file ``_METADATA``: every node that is a leaf or has no children, by its path."""
+def tree_metadata(state: PyTree, layout: StateLayout) -> bytes:
+    """The file ``_METADATA``: every leaf and every node without children, by its path."""
     entries = {}
     stored = iter(layout.leaves)
     for path, node in jax.tree_util.tree_flatten_with_path(state, is_leaf=_has_no_children)[0]:
@@ -42,8 +41,8 @@ def tree_metadata(state: PyTree, layout: Layout) -> bytes:
     ).encode()
 
 
-def array_metadata(layout: Layout) -> bytes:
-    """The file ``array_metadatas/process_<i>``: how JAX arrays were cut, and which of them are keys."""
+def array_metadata(layout: StateLayout) -> bytes:
+    """The file ``array_metadatas/process_<i>``: the chunk shapes of JAX arrays, and which of them are PRNG keys."""
     return json.dumps(
         {
             "array_metadatas": [
@@ -61,31 +60,31 @@ def array_metadata(layout: Layout) -> bytes:
     ).encode()
 
 
-def shardings(layout: Layout) -> bytes:
-    """The file ``_sharding``: by name in base 64, those shardings that Orbax has a form for."""
-    told: dict[jax.sharding.Sharding | None, str | None] = {}
+def shardings(layout: StateLayout) -> bytes:
+    """The file ``_sharding``: by name in base64, the shardings that Orbax can express."""
+    texts: dict[jax.sharding.Sharding | None, str | None] = {}
     found = {}
     for leaf in _arrays(layout):
-        if leaf.sharding not in told:
-            told[leaf.sharding] = _sharding(leaf.sharding)
-        text = told[leaf.sharding]
+        if leaf.sharding not in texts:
+            texts[leaf.sharding] = _sharding(leaf.sharding)
+        text = texts[leaf.sharding]
         if text is not None:
             found[base64.b64encode(leaf.name.encode()).decode()] = text
     return json.dumps(found, separators=(",", ":")).encode()
 
 
-def index_entries(layout: Layout) -> Iterable[Entry]:
-    """Keys and values of zarr arrays, version 2: a description of each array, and its chunks."""
+def index_entries(layout: StateLayout) -> Iterable[IndexEntry]:
+    """Keys and values of zarr 2 arrays: the metadata of each array, and its chunks."""
     for leaf in layout.leaves:
         if leaf is not None:
-            yield Entry(_key(leaf, ".zarray"), _zarray(leaf))
+            yield IndexEntry(_key(leaf, ".zarray"), _zarray(leaf))
     for chunk in layout.chunks:
-        yield Entry(
+        yield IndexEntry(
             _key(layout.stored(chunk.leaf), _chunk_name(chunk)), None, chunk.process, chunk.offset, chunk.nbytes
         )
 
 
-def _arrays(layout: Layout) -> list[StoredLeaf]:
+def _arrays(layout: StateLayout) -> list[StoredLeaf]:
     return [leaf for leaf in layout.leaves if leaf is not None and leaf.value_type == "jax.Array"]
 
 
@@ -93,7 +92,7 @@ def _key(leaf: StoredLeaf, last: str) -> bytes:
     return (f"{leaf.name}/{last}" if leaf.name else last).encode()
 
 
-def _chunk_name(chunk: Chunk) -> str:
+def _chunk_name(chunk: ChunkPlacement) -> str:
     return ".".join(map(str, chunk.position)) or "0"
 
 

@@ -7,15 +7,16 @@
     decide (create-once key)
     write the manifest          -> outcome -> the same ref or error everywhere
 
-The decision is what makes the outcome one: rank 0 writes the manifest only if it could create ``decision = commit``, a
-rank that gives up waiting creates ``decision = abandon``; whoever comes second obeys.
+The decision makes the outcome the same everywhere: rank 0 writes the manifest only after it has created
+``decision = commit``; a rank that gives up waiting creates ``decision = abandon``. The key can be created once, and the
+rank that comes second obeys it.
 """
 
 from __future__ import annotations
 
 import os
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 
@@ -24,12 +25,13 @@ from holdfast.distributed import votes
 from holdfast.distributed.coordination import Coordination
 from holdfast.distributed.votes import Ballot, Problem, ProblemKind
 from holdfast.state.structure import STRUCTURE_FILE
-from holdfast.store.claim import Claim
+from holdfast.store.claim import RunClaim
 from holdfast.store.format import fs, orbax_records
 from holdfast.store.format.data_files import DATA_FOLDER
 from holdfast.store.handle import SaveHandle, logger
-from holdfast.store.settings import StoreSettings
+from holdfast.store.store_settings import StoreSettings
 from holdfast.store.write import manifests, space
+from holdfast.store.write.parts import PartFailedError, WrittenPart, gather_parts
 from holdfast.store.write.save_work import SaveWork
 from holdfast.store.write.step_files import StepFiles
 from holdfast_contract import codec
@@ -37,15 +39,6 @@ from holdfast_contract.keys import MANIFEST_FILE, METADATA_FILE, PARTIAL_FILE, S
 from holdfast_contract.manifest import CheckpointRef, FileEntry, digest_of, to_bytes
 
 _COMMIT, _ABANDON = "commit", "abandon"
-
-
-@dataclass(frozen=True)
-class _Part:
-    """What a rank wrote, and digests of the leaves that must be equal on all ranks, by path; so must ``writer``."""
-
-    files: tuple[FileEntry, ...]
-    local: dict[str, str]
-    writer: str = ""
 
 
 @dataclass(frozen=True)
@@ -57,9 +50,9 @@ class _Outcome:
 
 @dataclass(frozen=True)
 class SaveContext:
-    """Where and with whom. ``number`` counts the saves of this attempt, equally on all ranks."""
+    """The attempt that saves. ``number`` counts its saves, equally on all ranks."""
 
-    claim: Claim
+    claim: RunClaim
     coordination: Coordination
     settings: StoreSettings
     number: int
@@ -68,13 +61,13 @@ class SaveContext:
 
 @dataclass
 class SaveJob:
-    """Run on every rank; ``run`` settles the handle whatever happens."""
+    """One save on one rank; ``run`` always finishes the handle."""
 
     context: SaveContext
     work: SaveWork
     handle: SaveHandle
     shortage: str = ""
-    """On rank 0: what room on storage was missing when the save began."""
+    """On rank 0: how much room storage lacked when the save began; "" if it had enough."""
     _opened: bool = field(default=False, init=False)
     _expired: bool = field(default=False, init=False)
 
@@ -88,7 +81,7 @@ class SaveJob:
         return StepFiles(self.folder, self.context.settings, self.handle.timings)
 
     def run(self) -> None:
-        """Do this rank's part and learn the outcome. Never raises."""
+        """Write this rank's part and wait for the outcome. Never raises."""
         try:
             self._do_part()
             outcome = self._lead() if self._is_leader else self._follow()
@@ -99,7 +92,7 @@ class SaveJob:
         self.handle.finish(outcome.ref or self._error(outcome.rank, outcome.problem))
 
     def expire(self) -> None:
-        """Give up a save that did not settle in time, e.g. because storage hangs in this very process."""
+        """Give up a save that did not finish in time, for example because storage hangs in this process."""
         self._expired = True
         limit = self.context.settings.save_seconds
         problem = Problem(ProblemKind.TIMEOUT, f"not committed within {limit:g} s", str(self.folder))
@@ -107,7 +100,7 @@ class SaveJob:
             if self._decide(_ABANDON):
                 self._publish(_Outcome(rank=self._rank, problem=problem))
         except Exception:
-            logger.debug("could not tell the other processes", exc_info=True)
+            logger.debug("the other processes could not be notified", exc_info=True)
         self.handle.finish(self._error(self._rank, problem))
 
     # Every rank.
@@ -121,12 +114,12 @@ class SaveJob:
         if vote.problem is None:
             self._cast(part, self._write_part)
         elif self._is_leader:
-            part.cast(problem=vote.problem)  # the others say nothing: the blame is not theirs
+            part.cast(problem=vote.problem)  # the other ranks cast no vote: they are not to blame
 
     def _write_part(self) -> str:
         part = self.work.part
         files = self._files.write_part(part, self._rank)
-        return codec.encode(_Part(files, part.snapshot.local_digests(), part.writer.agreement)).decode()
+        return codec.encode(WrittenPart(files, part.snapshot.local_digests(), part.writer.agreement)).decode()
 
     def _follow(self) -> _Outcome:
         deadline = self.context.deadline
@@ -170,14 +163,14 @@ class SaveJob:
         return outcome
 
     def _failure(self, error: Exception) -> _Outcome:
-        """Who failed and why. A newer attempt explains whatever else went wrong: it takes our folder away."""
+        """Which rank failed and why. If a newer attempt has begun, that is the cause: it deletes this save's folder."""
         try:
             self.context.claim.require_current()
         except errors.Superseded as superseded:
             return _Outcome(rank=self._rank, problem=votes.problem_of(superseded, where=self.folder))
         except Exception:
             logger.debug("the owner record cannot be read now", exc_info=True)
-        if isinstance(error, _PartFailed):
+        if isinstance(error, PartFailedError):
             return _Outcome(rank=error.vote.rank, problem=self._with_shortage(error.vote.problem))
         silent = error.missing if isinstance(error, errors.PeerLost) else ()
         problem = self._with_shortage(votes.problem_of(error, where=self.folder))
@@ -189,34 +182,7 @@ class SaveJob:
         return replace(problem, message=f"{problem.message}; {self.shortage}")
 
     def _gather_parts(self) -> list[FileEntry]:
-        ballot = Ballot(self.context.coordination, self._key("part"))
-        gathered = ballot.gather("every process to write its part", deadline=self.context.deadline)
-        blamed = votes.first_problem(gathered)
-        if blamed is not None:
-            raise _PartFailed(blamed)
-        parts = [codec.decode(_Part, vote.payload) for vote in gathered]
-        for vote, part in zip(gathered, parts, strict=True):
-            self._require_one_layout(vote.rank, part.writer, parts[0].writer)
-            self._require_equal(vote.rank, part.local, parts[0].local)
-        return [entry for part in parts for entry in part.files]
-
-    def _require_one_layout(self, rank: int, found: str, expected: str) -> None:
-        if found != expected:
-            message = (
-                f"its state has other leaves, shapes, dtypes or shardings than process 0's, or the setting 'writer' "
-                f"differs: found {found!r}, expected {expected!r}"
-            )
-            raise _PartFailed(votes.Vote(rank, Problem(ProblemKind.OTHER, message, str(self.folder))))
-
-    def _require_equal(self, rank: int, local: Mapping[str, str], expected: Mapping[str, str]) -> None:
-        """Only one copy of a leaf that each rank has for itself is stored: another value on a rank would be lost."""
-        differing = sorted(path for path in {*local, *expected} if local.get(path) != expected.get(path))
-        if differing:
-            message = (
-                f"{differing[0]}: the value differs from process 0's ({len(differing)} such leaf(s)); a leaf that is no "
-                "array over all processes must be equal everywhere: shard it, or put it into the data position"
-            )
-            raise _PartFailed(votes.Vote(rank, Problem(ProblemKind.OTHER, message, str(self.folder))))
+        return gather_parts(Ballot(self.context.coordination, self._key("part")), self.folder, self.context.deadline)
 
     def _seal(self, parts: list[FileEntry]) -> _Outcome:
         part = self.work.part
@@ -232,7 +198,7 @@ class SaveJob:
         manifest = to_bytes(manifests.build(self.context.claim, self.work, (*parts, *rest), self.context.coordination))
         self.context.claim.require_current()
         if not self._decide(_COMMIT):
-            raise TimeoutError("another process gave the save up")
+            raise TimeoutError("another process gave up the save")
         with self._files.timed("manifest_seconds"):
             fs.publish_file(self.folder / MANIFEST_FILE, manifest)
         self._remove_mark()
@@ -245,13 +211,13 @@ class SaveJob:
             logger.warning("%s: could not be removed (%s); the checkpoint is committed", self.folder, error)
 
     def _discard(self) -> None:
-        """Remove what a failed save left, in one rename: also a manifest that is there but could not be made durable."""
+        """Remove a failed save in one rename, together with a manifest that was written but could not be made durable."""
         if not self._opened or self._expired or not self.folder.exists():
-            return  # after expiry the folder may be another save's already
+            return  # after expiry the folder may already belong to another save
         try:
             fs.discard_folder(self.folder)
         except OSError as error:
-            logger.warning("%s: leftovers of a failed save stay until the next attempt (%s)", self.folder, error)
+            logger.warning("%s: the files of a failed save stay until the next attempt (%s)", self.folder, error)
 
     # Shared.
 
@@ -267,7 +233,7 @@ class SaveJob:
         return f"{save_prefix(self.context.number)}/{name}"
 
     def _decide(self, decision: str) -> bool:
-        """Create the decision; True if it is now ours or the same."""
+        """Create the decision; True if it was created here, or exists and is the same."""
         if self.context.coordination.create(self._key("decision"), decision):
             return True
         return self.context.coordination.try_get(self._key("decision")) == decision
@@ -295,12 +261,6 @@ class SaveJob:
         return kind(problem.message, attempt=attempt, step=step, rank=rank, path=path, errno=problem.errno)
 
 
-class _PartFailed(Exception):  # carries a vote, never leaves this file
-    def __init__(self, vote: votes.Vote) -> None:
-        self.vote = vote
-        super().__init__(vote)
-
-
 def save_prefix(number: int) -> str:
-    """Below this all keys of the attempt's ``number``-th save lie."""
+    """Prefix of all coordination keys of the attempt's ``number``-th save."""
     return f"store/save/{number}"

@@ -1,4 +1,4 @@
-"""Room on storage: watched before each save, so that a full disk is announced while there is time to act."""
+"""Room on storage, checked before each save, so that a warning comes before the disk is full."""
 
 from __future__ import annotations
 
@@ -11,13 +11,13 @@ from typing import Final
 from holdfast_contract.runfolder import Found, RunFolder
 
 EARLY_CHECKPOINTS: Final = 3
-"""With room for fewer checkpoints than this a warning is due."""
+"""A warning is due when there is room for fewer checkpoints than this."""
 FULL: Final = frozenset({errno.ENOSPC, errno.EDQUOT})
 
 
 @dataclass(frozen=True)
 class Room:
-    """``free_bytes`` of the file system, as far as it tells (a quota is not seen), and what one checkpoint needs."""
+    """``free_bytes`` as the file system reports them (quotas are not visible), and what one checkpoint needs."""
 
     free_bytes: int
     needed_bytes: int
@@ -34,14 +34,14 @@ class Room:
 
     def __str__(self) -> str:
         missing = max(0, self.needed_bytes - self.free_bytes)
-        said = f"{self.free_bytes:,} bytes are free and a checkpoint needs about {self.needed_bytes:,}"
-        return f"{said}: {missing:,} are missing" if missing else said
+        text = f"{self.free_bytes:,} bytes are free and a checkpoint needs about {self.needed_bytes:,}"
+        return f"{text}: {missing:,} are missing" if missing else text
 
 
 def room(folder: RunFolder, state_bytes: int) -> Room:
     """Room for one more checkpoint of a run. Raises OSError.
 
-    What it needs is taken from the newest checkpoint; before there is one, from ``state_bytes``.
+    The need is the size of the newest checkpoint or ``state_bytes``, whichever is larger.
     """
     newest = next((entry for entry in folder.walk() if isinstance(entry, Found)), None)
     stored = sum(entry.size for entry in newest.manifest.files) if newest else 0
@@ -49,6 +49,6 @@ def room(folder: RunFolder, state_bytes: int) -> Room:
 
 
 def free_bytes(folder: Path) -> int:
-    """What a program without special rights may still write there. Raises OSError."""
+    """Bytes that a program without privileges can still write there. Raises OSError."""
     status = os.statvfs(folder)
     return status.f_bavail * status.f_frsize

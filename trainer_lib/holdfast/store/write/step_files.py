@@ -1,4 +1,4 @@
-"""What one rank writes for a save: into the step's folder, durable, and described for the manifest."""
+"""The files that one rank writes for a save: written, made durable, and described for the manifest."""
 
 from __future__ import annotations
 
@@ -13,8 +13,8 @@ from holdfast.state.structure import Structure
 from holdfast.store.format import digests, fs
 from holdfast.store.format.data_files import data_file
 from holdfast.store.format.orbax_records import part_folder
-from holdfast.store.settings import StoreSettings
-from holdfast.store.write import checking
+from holdfast.store.store_settings import StoreSettings
+from holdfast.store.write import readback
 from holdfast.store.write.snapshot import Snapshot
 from holdfast.store.write.writers import Writer
 from holdfast_contract.keys import STATE_FOLDER
@@ -24,8 +24,8 @@ _NOTHING_KNOWN: Final[Mapping[str, FileEntry]] = {}
 
 
 @dataclass(frozen=True)
-class PartWork:
-    """What this rank has to write. ``data``: its data position."""
+class RankPart:
+    """What one rank writes in a save. ``data``: its data position."""
 
     snapshot: Snapshot
     writer: Writer
@@ -35,18 +35,18 @@ class PartWork:
 
 @dataclass
 class StepFiles:
-    """The files of one step's folder. ``timings``: seconds of each stage, added up."""
+    """The files of one step's folder. ``timings``: stage to seconds, summed."""
 
     folder: Path
     settings: StoreSettings
     timings: dict[str, float] = field(default_factory=dict)
 
     def names(self) -> list[str]:
-        """All files that are there now, by path below the folder."""
+        """Paths of all present files, relative to the folder."""
         return [path.relative_to(self.folder).as_posix() for path in fs.walk_files(self.folder)]
 
-    def write_part(self, work: PartWork, rank: int) -> tuple[FileEntry, ...]:
-        """Write this rank's part, make it durable and describe it. Raises OSError, SavedOtherwiseError."""
+    def write_part(self, work: RankPart, rank: int) -> tuple[FileEntry, ...]:
+        """Write this rank's part, make it durable and describe it. Raises OSError, ReadBackError."""
         with self.timed("write_seconds"):
             hashed = work.writer.write_part(self.folder / STATE_FOLDER)
             if work.data is not None:
@@ -60,13 +60,13 @@ class StepFiles:
         if self.settings.check_saves:
             with self.timed("check_seconds"):
                 part = [entry for entry in files if entry.path.startswith(f"{STATE_FOLDER}/{part_folder(rank)}/")]
-                checking.compare_part(self.folder, work.snapshot, part, work.structure, rank)
+                readback.compare_part(self.folder, work.snapshot, part, work.structure, rank)
         return files
 
     def make_durable(
         self, paths: Sequence[str], known: Mapping[str, FileEntry] = _NOTHING_KNOWN
     ) -> tuple[FileEntry, ...]:
-        """Sync files and describe them; those that are ``known`` need not be read again."""
+        """Sync files and describe them; those in ``known`` are not read again. Raises OSError."""
         with self.timed("sync_seconds"):
             for path in paths:
                 fs.sync_file(self.folder / path)
@@ -77,7 +77,7 @@ class StepFiles:
 
     @contextmanager
     def timed(self, stage: str) -> Iterator[None]:
-        """Count what is done inside as time of ``stage``."""
+        """Add the time spent inside to ``stage``."""
         start = time.monotonic()
         try:
             yield
@@ -85,11 +85,11 @@ class StepFiles:
             self.timings[stage] = self.timings.get(stage, 0.0) + time.monotonic() - start
 
     def _note_hashing(self, seconds: float) -> None:
-        """What writing waited for digests counts as theirs."""
+        """Count the time that writing waited for digests as digest time."""
         self.timings["digest_seconds"] = self.timings.get("digest_seconds", 0.0) + seconds
         self.timings["write_seconds"] -= seconds
 
 
 def _is_of_a_process(path: str) -> bool:
-    """Whether a file is final before the merge: the parts are, what rank 0 writes besides is not."""
+    """Whether a file is final before the merge: the parts of processes are, rank 0's other files are not."""
     return digests.writer_of(path, default=-1) == 0

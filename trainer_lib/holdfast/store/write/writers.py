@@ -1,4 +1,4 @@
-"""The two ways to write a snapshot as an Orbax checkpoint: by ourselves, past the page cache, or by Orbax."""
+"""The two writers of a snapshot as an Orbax checkpoint: Holdfast's, past the page cache, and Orbax's."""
 
 from __future__ import annotations
 
@@ -12,38 +12,46 @@ import xxhash
 from holdfast.store.format import fs, orbax_records
 from holdfast.store.format.orbax_records import INDEX_FILE, NODES_FOLDER, SHARDING_FILE, TREE_FILE
 from holdfast.store.write import direct_io
-from holdfast.store.write.prepare import Prepared
+from holdfast.store.write.save_preparation import Prepared
 from holdfast.store.write.snapshot import Image, Snapshot, TreeCopy
 from holdfast_contract.manifest import FileEntry
 
 
 class Writer(Protocol):
-    """Writes into the folder of a checkpoint, which is there, on every process. Blocks. Raises OSError."""
+    """Writes into the folder of a checkpoint, which exists, on every process. Blocks. Raises OSError."""
 
     hash_seconds: float
-    """How long digests kept the writing waiting so far."""
+    """How long writing has waited for digests so far."""
 
     @property
     def agreement(self) -> str:
-        """Must be equal on all processes, or they would not write one checkpoint."""
+        """Equal on all processes if, and only if, their parts make one checkpoint."""
 
     def write_part(self, folder: Path) -> tuple[FileEntry, ...]:
-        """Write what this process holds; files whose digest is known already, by path below ``folder``."""
+        """Write what this process holds. Returns the files whose digests are known already, with paths below ``folder``."""
 
     def join_parts(self, folder: Path) -> None:
-        """On process 0, when all parts are written: make one checkpoint of them."""
+        """Make one checkpoint of all parts. Process 0 calls it once every process has written its part."""
 
 
-def writer_for(snapshot: Snapshot, prepared: Prepared, *, process: int, processes: int, identity: str) -> Writer:
-    """The writer of a snapshot. ``identity`` differs between saves and is equal on all processes."""
+def writer_for(snapshot: Snapshot, prepared: Prepared, *, process: int, process_count: int, identity: str) -> Writer:
+    """The writer of a snapshot.
+
+    Args:
+        snapshot: what this process writes; a ``TreeCopy`` goes to Orbax.
+        prepared: index and metadata of the state, for the direct writer.
+        process: index of this process.
+        process_count: number of processes that write.
+        identity: differs between saves and is equal on all processes; file names are derived from it.
+    """
     if isinstance(snapshot, TreeCopy):
         return OrbaxWriter(snapshot)
-    return DirectWriter(snapshot, prepared, process, processes, identity)
+    return DirectWriter(snapshot, prepared, process, process_count, identity)
 
 
 @dataclass
 class OrbaxWriter:
-    """By Orbax."""
+    """Orbax's own writer."""
 
     snapshot: TreeCopy
     hash_seconds: float = field(default=0.0, init=False)
@@ -70,7 +78,7 @@ class DirectWriter:
     snapshot: Image
     prepared: Prepared
     process: int
-    processes: int
+    process_count: int
     identity: str
     hash_seconds: float = field(default=0.0, init=False)
 
@@ -95,7 +103,7 @@ class DirectWriter:
     def join_parts(self, folder: Path) -> None:
         """See Writer."""
         nodes_path = f"{NODES_FOLDER}/{_hexadecimal(f'{self.identity} nodes')}"
-        files = [self._data_path(process) for process in range(self.processes)]
+        files = [self._data_path(process) for process in range(self.process_count)]
         encoded = self.prepared.index.encode(files, nodes_path, commit_nanoseconds=time.time_ns())
         fs.make_folder(folder / NODES_FOLDER)
         fs.write_file(folder / nodes_path, encoded.nodes)
@@ -108,5 +116,5 @@ class DirectWriter:
 
 
 def _hexadecimal(text: str) -> str:
-    """A file name like OCDBT's own, 32 hexadecimal digits, that no other save of the run has."""
+    """A file name of 32 hexadecimal digits, like OCDBT's own; no other save of the run has it."""
     return xxhash.xxh3_128_hexdigest(text.encode())

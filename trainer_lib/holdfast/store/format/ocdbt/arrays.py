@@ -1,4 +1,4 @@
-"""Arrays in an OCDBT store: zarr 2, uncompressed, in row-major order; which chunks make up which part."""
+"""Arrays in an OCDBT store (zarr 2, uncompressed, row-major) and the chunks that make up any part of them."""
 
 from __future__ import annotations
 
@@ -15,13 +15,13 @@ import numpy as np
 from holdfast.store.format.ocdbt.decode import NotUnderstoodError, Value
 
 Box = tuple[tuple[int, int], ...]
-"""(first, behind the last) index along every axis."""
+"""(start, stop) along every axis; stop is exclusive."""
 _REQUIRED: Final = {"zarr_format": 2, "compressor": None, "filters": None, "order": "C", "dimension_separator": "."}
 
 
 @dataclass(frozen=True)
-class Chunk:
-    """One chunk: where it lies in the array (an edge chunk juts out) and its bytes or where those are."""
+class StoredChunk:
+    """One chunk: its box in the array, beyond which an edge chunk may extend, and its bytes or where they are stored."""
 
     box: Box
     value: Value
@@ -37,24 +37,26 @@ class StoredArray:
     chunk_shape: tuple[int, ...]
     index: Mapping[str, Value]
 
-    def chunks(self, box: Box) -> Iterator[Chunk]:
-        """Those that overlap a box. Raises NotUnderstoodError if one is absent or not as long as its shape says."""
+    def chunks(self, box: Box) -> Iterator[StoredChunk]:
+        """The chunks that overlap ``box``. Raises NotUnderstoodError if one is absent or not of the length of its shape."""
         grids = [range(a // c, -(-b // c)) for (a, b), c in zip(box, self.chunk_shape, strict=True)]
         expected = math.prod(self.chunk_shape) * self.dtype.itemsize
         for place in itertools.product(*grids):
             key = _prefix(self.name) + (".".join(map(str, place)) or "0")
             value = self.index.get(key)
-            length = -1 if value is None else len(value) if isinstance(value, bytes) else value.length
-            if value is None or length != expected:
+            if value is None:
+                raise NotUnderstoodError(f"{key}: found no chunk, allowed: one of {expected} bytes")
+            length = len(value) if isinstance(value, bytes) else value.length
+            if length != expected:
                 raise NotUnderstoodError(f"{key}: found {length} bytes, allowed: {expected}")
-            yield Chunk(tuple((i * c, (i + 1) * c) for i, c in zip(place, self.chunk_shape, strict=True)), value)
+            yield StoredChunk(tuple((i * c, (i + 1) * c) for i, c in zip(place, self.chunk_shape, strict=True)), value)
 
 
 def stored_array(index: Mapping[str, Value], name: str) -> StoredArray:
-    """The array of a leaf by its stored name. Raises NotUnderstoodError if it is absent or of another layout."""
+    """The array of a leaf, by stored name. Raises NotUnderstoodError if it is absent or of another layout."""
     found = index.get(f"{_prefix(name)}.zarray")
     if not isinstance(found, bytes):
-        raise NotUnderstoodError(f"{name}: found no array of zarr 2")
+        raise NotUnderstoodError(f"{name}: found no .zarray entry, allowed: an array of zarr 2")
     try:
         metadata = json.loads(found)
         shape, chunks = tuple(map(int, metadata["shape"])), tuple(map(int, metadata["chunks"]))
@@ -65,10 +67,12 @@ def stored_array(index: Mapping[str, Value], name: str) -> StoredArray:
         if metadata.get(field) != allowed:
             raise NotUnderstoodError(f"{name}: {field}: found {metadata.get(field)!r}, allowed: {allowed!r}")
     if len(shape) != len(chunks) or any(c < 1 for c in chunks) or not dtype.isnative:
-        raise NotUnderstoodError(f"{name}: found shape {shape} in chunks {chunks} of {dtype}")
+        raise NotUnderstoodError(
+            f"{name}: found shape {shape}, chunks {chunks}, dtype {dtype}, allowed: as many axes in chunks of 1 or more, native byte order"
+        )
     return StoredArray(name, shape, dtype, chunks, index)
 
 
 def _prefix(name: str) -> str:
-    """A state that is a single array has no name."""
+    """The key prefix of a leaf; a state that is a single array has no name."""
     return f"{name}/" if name else ""

@@ -1,8 +1,8 @@
-"""CRC-32C (Castagnoli), the check sum of OCDBT's nodes. No package of the project's brings one.
+"""CRC-32C (Castagnoli), the checksum of OCDBT's nodes. None of the project's dependencies provides it.
 
 Source: RFC 3720, appendix B.4: polynomial 0x1EDC6F41, reflected 0x82F63B78, initial value and final XOR 0xFFFFFFFF.
-Long data is cut into lanes of equal length, whose registers go through the table side by side in numpy; lanes are then
-joined as the register is linear over GF(2).
+Long data is cut into lanes of equal length, and numpy updates the registers of all lanes at once. The registers are then
+combined, which works because the register is linear over GF(2).
 """
 
 from __future__ import annotations
@@ -33,7 +33,7 @@ _TABLE_LIST: Final = _TABLE.tolist()
 
 
 def _after_lane() -> list[list[int]]:
-    """What a register becomes after one lane of zeros, by each of its four bytes: four tables of 256."""
+    """The register after one lane of zeros, by each of its four bytes: four tables of 256 entries."""
     registers = (np.arange(256, dtype=np.uint32)[None, :] << (8 * np.arange(4, dtype=np.uint32))[:, None]).ravel()
     for _ in range(_LANE_BYTES):
         registers = _TABLE[registers & 0xFF] ^ (registers >> 8)
@@ -44,7 +44,7 @@ _AFTER_LANE: Final = _after_lane()
 
 
 def crc32c(data: bytes | bytearray | memoryview) -> int:
-    """The check sum of ``data``, 0 to 2**32 - 1."""
+    """The checksum of ``data``, 0 to 2**32 - 1."""
     octets = np.frombuffer(data, np.uint8)
     register = _ALL_ONES
     if octets.size >= _SHORT_BYTES:

@@ -1,8 +1,9 @@
-"""OCDBT's manifest and B+tree nodes as bytes: an index of values that lie in files of their own.
+"""OCDBT's manifest and B+tree nodes as bytes: an index of values that are stored in separate files.
 
 Format: TensorStore's documentation, "ocdbt Key-Value Store driver", section "Storage format"
-(https://google.github.io/tensorstore/kvstore/ocdbt/). Nothing is compressed: the index is small beside the values. In the
-manifest the configuration begins with a field that the text leaves out, the kind of manifest: 0, all in one file.
+(https://google.github.io/tensorstore/kvstore/ocdbt/). Nothing is compressed, because the index is small
+compared with the values. The manifest's configuration begins with a field that the documentation omits: the kind of manifest,
+0 for a single file.
 """
 
 from __future__ import annotations
@@ -20,16 +21,16 @@ from holdfast.store.format.ocdbt.crc32c import crc32c
 MANIFEST_MAGIC: Final = 0x0CDB3A2A
 NODE_MAGIC: Final = 0x0CDB20DE
 NODE_BYTES: Final = 4 * 1024 * 1024
-"""About as long a node may get: a reader decodes whole nodes."""
+"""Approximate maximum length of a node; readers decode whole nodes."""
 _INLINE_BYTES: Final = 1024
-"""What the manifest says of the longest inline value; as in Orbax's."""
+"""The longest inline value, as the manifest declares it; the same as in Orbax's manifests."""
 _VERSION_TREE_ARITY_LOG2: Final = 4
 _NO_OFFSET: Final = 2**64 - 1
 """Offset and length of the root of an empty tree."""
 
 
-class Entry(NamedTuple):
-    """A key and where its value is: ``inline`` here, else ``length`` bytes at ``offset`` of the file number ``file``."""
+class IndexEntry(NamedTuple):
+    """A key and its value: ``inline``, otherwise ``length`` bytes at ``offset`` of the file number ``file``."""
 
     key: bytes
     inline: bytes | None = None
@@ -40,7 +41,7 @@ class Entry(NamedTuple):
 
 @dataclass(frozen=True)
 class Encoded:
-    """An index ready to be written: ``nodes`` is the content of the file ``nodes_path``, ``manifest`` of the root's."""
+    """An index ready to be written: ``nodes`` is the content of the file ``nodes_path``, ``manifest`` that of the manifest."""
 
     manifest: bytes
     nodes: bytes
@@ -60,22 +61,29 @@ class _Child:
 
 
 class Leaves:
-    """The leaves of a tree, encoded but for the names of the files that they refer to, so that they can be kept from
-    save to save. ``entries`` have distinct keys, in any order.
+    """The leaves of a tree, encoded except for the names of the files that they refer to.
+
+    They can therefore be kept from save to save. ``entries`` have distinct keys, in any order.
     """
 
-    def __init__(self, entries: Iterable[Entry], *, node_bytes: int = NODE_BYTES) -> None:
+    def __init__(self, entries: Iterable[IndexEntry], *, node_bytes: int = NODE_BYTES) -> None:
         ordered = sorted(entries, key=lambda entry: entry.key)
         for left, right in itertools.pairwise(ordered):
             if left.key == right.key:
                 raise ValueError(f"key: found {left.key!r} twice, allowed: once")
         self.digest = xxhash.xxh3_128_hexdigest(repr(ordered).encode())
-        """Of the entries: equal where the same keys lie at the same places."""
+        """Digest of the entries: equal where the same keys are stored at the same places."""
         self._node_bytes = node_bytes
         self._parts = [(part, _leaf_columns(part)) for part in _portions(ordered, node_bytes)]
 
     def encode(self, files: Sequence[str], nodes_path: str, *, commit_nanoseconds: int) -> Encoded:
-        """The whole index. ``files`` are paths below the folder of the manifest, by number; so is ``nodes_path``."""
+        """The whole index.
+
+        Args:
+            files: paths of the data files by number, relative to the folder of the manifest.
+            nodes_path: path of the file of nodes, relative to the same folder.
+            commit_nanoseconds: time of the commit, since the epoch.
+        """
         out = bytearray()
         table = _file_table(files)
         level = []
@@ -102,7 +110,7 @@ def _add_interior(out: bytearray, height: int, table: bytes, children: Sequence[
             _varints(len(suffix) for suffix in suffixes),
             _varints(0 for _ in children),  # children store whole keys
             b"".join(suffixes),
-            _varints(0 for _ in children),  # all nodes lie in one file
+            _varints(0 for _ in children),  # all nodes are in one file
             _varints(child.offset for child in children),
             _varints(child.length for child in children),
             _varints(child.keys for child in children),
@@ -118,7 +126,7 @@ def _add_interior(out: bytearray, height: int, table: bytes, children: Sequence[
     return _Child(keys[0], offset, len(node), keys_below, below + len(node), values)
 
 
-def _leaf_columns(entries: Sequence[Entry]) -> bytes:
+def _leaf_columns(entries: Sequence[IndexEntry]) -> bytes:
     prefixes, suffixes = _key_columns([entry.key for entry in entries])
     outside = [entry for entry in entries if entry.inline is None]
     return b"".join(
@@ -135,7 +143,7 @@ def _leaf_columns(entries: Sequence[Entry]) -> bytes:
     )
 
 
-def _portions(entries: Sequence[Entry], node_bytes: int) -> Iterator[Sequence[Entry]]:
+def _portions(entries: Sequence[IndexEntry], node_bytes: int) -> Iterator[Sequence[IndexEntry]]:
     start = size = 0
     for number, entry in enumerate(entries):
         size += len(entry.key) + len(entry.inline or b"") + 16
@@ -147,7 +155,7 @@ def _portions(entries: Sequence[Entry], node_bytes: int) -> Iterator[Sequence[En
 
 
 def _grouped(level: Sequence[_Child], node_bytes: int) -> Iterator[Sequence[_Child]]:
-    """At least two children to a parent, so that the tree ends."""
+    """Group children under parents, at least two to a parent, so that the tree has an end."""
     start = size = 0
     for number, child in enumerate(level):
         size += len(child.first_key) + 32
@@ -159,7 +167,7 @@ def _grouped(level: Sequence[_Child], node_bytes: int) -> Iterator[Sequence[_Chi
 
 
 def _key_columns(keys: Sequence[bytes]) -> tuple[list[int], list[bytes]]:
-    """For each key how many bytes it shares with the one before, and the rest of it."""
+    """For each key, how many bytes it shares with the previous one, and the rest of it."""
     counts = [0, *(_shared(left, right) for left, right in itertools.pairwise(keys))]
     return counts, [key[count:] for key, count in zip(keys, counts, strict=True)]
 
@@ -172,12 +180,12 @@ def _shared(left: bytes, right: bytes) -> int:
 
 
 def _file_table(files: Sequence[str]) -> bytes:
-    """Paths relative to the database, none with a part that applies to further nodes below."""
+    """Paths relative to the database, all without a base path for the nodes below."""
     prefixes, suffixes = _key_columns([file.encode() for file in files])
     return b"".join(
         (
             _varint(len(files)),
-            # Without a base path a common prefix may extend as far as it likes: all base paths are equal.
+            # A common prefix may be of any length, because all base paths are empty.
             _varints(prefixes[1:]),
             _varints(len(suffix) for suffix in suffixes),
             _varints(0 for _ in files),
@@ -191,7 +199,7 @@ def _node(height: int, table: bytes, entries: int, columns: bytes) -> bytes:
 
 
 def _manifest(root: _Child | None, height: int, nodes_path: str, commit_nanoseconds: int) -> bytes:
-    """One version, generation 1, and no older ones."""
+    """A manifest with one version, generation 1, and no older ones."""
     found = root or _Child(b"", _NO_OFFSET, _NO_OFFSET, 0, 0, 0)
     identity = xxhash.xxh3_128_digest(f"{nodes_path} {commit_nanoseconds}".encode())
     config = b"".join(
@@ -217,7 +225,7 @@ def _manifest(root: _Child | None, height: int, nodes_path: str, commit_nanoseco
 
 
 def _framed(magic: int, body: bytes) -> bytes:
-    """Magic number, length, version 0, no compression, body, check sum."""
+    """Magic number, length, version 0, no compression, body, checksum."""
     head = struct.pack(">I", magic) + struct.pack("<Q", 4 + 8 + 2 + len(body) + 4) + b"\0\0"
     return head + body + struct.pack("<I", crc32c(head + body))
 
@@ -227,7 +235,7 @@ def _varints(values: Iterable[int]) -> bytes:
 
 
 def _varint(value: int) -> bytes:
-    """Seven bits a byte, the lowest first, the highest bit set on all but the last byte (LEB128)."""
+    """Unsigned LEB128: seven bits per byte, lowest first; the highest bit is set on all bytes but the last."""
     if value < 0x80:
         return bytes((value,))
     out = bytearray()

@@ -1,4 +1,4 @@
-"""All keys of an OCDBT store, with their values or where those lie."""
+"""All keys of an OCDBT store, with their values or where the values are stored."""
 
 from __future__ import annotations
 
@@ -6,18 +6,18 @@ from collections.abc import Callable
 from typing import Final
 
 from holdfast.store.format.ocdbt import decode
-from holdfast.store.format.ocdbt.decode import CompressedError, Extent, Node, NodeRef, NotUnderstoodError, Value
+from holdfast.store.format.ocdbt.decode import BTreeNode, CompressedError, Extent, NodeRef, NotUnderstoodError, Value
 
 MANIFEST: Final = "manifest.ocdbt"
 _DEEPEST: Final = 16
-"""A B+tree of this height has more keys than any state has leaves: a deeper one is damaged and would not end."""
+"""A B+tree of this height has more keys than any state has leaves; a deeper one is damaged and might never end."""
 
 ReadBytes = Callable[[str, int, int | None], bytes]
 """(path relative to the store's folder, offset, length or None for all of the file) to bytes."""
 
 
 def read_index(read: ReadBytes) -> dict[str, Value]:
-    """Everything in the newest version. Raises NotUnderstoodError, or OSError as ``read`` does."""
+    """All keys of the newest version. Raises NotUnderstoodError, and what ``read`` raises."""
     root = _manifest(read(MANIFEST, 0, None))
     values: dict[str, Value] = {}
     level = [] if root is None else [root]
@@ -28,32 +28,32 @@ def read_index(read: ReadBytes) -> dict[str, Value]:
         level = [child for node in nodes for child in node.children]
         if not level:
             return values
-    raise NotUnderstoodError(f"found a tree of more than {_DEEPEST} levels")
+    raise NotUnderstoodError(f"levels: found more than {_DEEPEST}, allowed: {_DEEPEST} or fewer")
 
 
 def _manifest(data: bytes) -> NodeRef | None:
     try:
         return decode.decode_manifest(data)
     except CompressedError:
-        from holdfast.store.format.ocdbt import foreign
+        from holdfast.store.format.ocdbt import tensorstore_decode
 
-        return foreign.decode_manifest(data)
+        return tensorstore_decode.decode_manifest(data)
 
 
-def _node(data: bytes, ref: NodeRef) -> Node:
+def _node(data: bytes, ref: NodeRef) -> BTreeNode:
     try:
         return decode.decode_node(data, ref)
     except CompressedError:
-        from holdfast.store.format.ocdbt import foreign
+        from holdfast.store.format.ocdbt import tensorstore_decode
 
-        return foreign.decode_node(data, ref)
+        return tensorstore_decode.decode_node(data, ref)
 
 
 def _name(key: bytes) -> str:
     try:
         return key.decode()
     except UnicodeDecodeError:
-        raise NotUnderstoodError(f"found a key that is no text: {key!r}") from None
+        raise NotUnderstoodError(f"key: found {key!r}, allowed: UTF-8") from None
 
 
 __all__ = ["Extent", "NotUnderstoodError", "ReadBytes", "Value", "read_index"]

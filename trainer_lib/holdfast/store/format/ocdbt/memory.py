@@ -1,4 +1,4 @@
-"""Host memory that JAX can take over as it is."""
+"""Host memory that JAX can use in place."""
 
 from __future__ import annotations
 
@@ -11,15 +11,15 @@ import numpy as np
 import numpy.typing as npt
 
 ALIGNMENT_BYTES: Final = 64
-"""XLA's CPU client aliases host memory that is aligned so, and copies any other."""
+"""XLA's CPU client uses host memory with this alignment in place, and copies any other."""
 _MAPPED_BYTES: Final = 4 * 1024 * 1024
 
 
 def aligned(shape: tuple[int, ...], dtype: np.dtype[Any]) -> npt.NDArray[Any]:
-    """An array with undefined content. Each has memory of its own, so that one that is still used keeps no other's.
+    """An array with undefined content. Each array has memory of its own, so one in use keeps no other's memory alive.
 
-    Large ones do not lie in huge pages, which numpy would ask for: a virtual machine that gives free memory back to its
-    host waits for every huge page, and a whole restore took up to three times as long.
+    Large arrays avoid huge pages, which numpy would request: a virtual machine that returns free memory to its host waits
+    for every huge page, and a whole restore took up to three times as long.
     """
     nbytes = math.prod(shape) * dtype.itemsize
     if nbytes < _MAPPED_BYTES:

@@ -1,0 +1,104 @@
+"""Choosing the checkpoint to load outside a session: the newest valid one, one step, or the best by a metric."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import TypeVar
+
+from holdfast import errors
+from holdfast.catalog.listing import CheckpointFolder, Validity
+from holdfast.store.read.candidates import CheckpointChoice, Metric, by_metric
+from holdfast_contract.manifest import Rejection
+from holdfast_contract.runfolder import Found
+
+Read = TypeVar("Read")
+
+
+def choose(
+    holder: CheckpointFolder, choice: CheckpointChoice, read: Callable[[Found], Read]
+) -> tuple[Found, Read, tuple[Rejection, ...]]:
+    """The checkpoint to load, what ``read`` returned for it, and the checkpoints refused before it.
+
+    A given step is read from the newest attempt that has it, and no other step replaces it. ``best`` tries checkpoints from
+    the best value on; otherwise the newest comes first.
+
+    Args:
+        holder: the folder with the checkpoints.
+        choice: the newest, one step, or the best by a metric.
+        read: reads a checkpoint and compares every byte with the manifest; raises DamagedCheckpoint to refuse it.
+
+    Raises:
+        DamagedCheckpoint: the given step is damaged.
+        NoValidCheckpoint: there are candidates, and all were refused.
+        FileNotFoundError: there is no candidate.
+        StorageError: storage did not answer, or denied access.
+    """
+    if choice.step is not None:
+        entry = _newest_of(holder, choice.step)
+        return *read_one(holder, entry, read), ()
+    refused: list[Rejection] = []
+    for entry in holder.entries() if choice.best is None else _best_first(holder, choice.best):
+        try:
+            found, result = read_one(holder, entry, read)
+        except errors.DamagedCheckpoint as damaged:
+            number = entry.ref if isinstance(entry, Found) else entry
+            refused.append(Rejection(number.attempt, number.step, damaged.reason))
+            continue
+        newer = (r for r in refused if choice.best or (r.attempt, r.step) > (found.ref.attempt, found.ref.step))
+        return found, result, tuple(sorted(newer, key=lambda r: (r.attempt, r.step), reverse=True))
+    if refused:
+        raise errors.NoValidCheckpoint(holder.root, refused)
+    raise FileNotFoundError(f"{holder.root}: found no checkpoint")
+
+
+def read_one(holder: CheckpointFolder, entry: Found | Rejection, read: Callable[[Found], Read]) -> tuple[Found, Read]:
+    """Read this checkpoint and no other, after a check of its files' sizes.
+
+    Args:
+        holder: the folder that has it.
+        entry: the checkpoint, or the refusal of its manifest.
+        read: as for ``choose``.
+
+    Raises:
+        DamagedCheckpoint: it may not be used.
+        StorageError: storage did not answer, or denied access.
+    """
+    found = require_valid(holder, entry, deep=False)
+    return found, read(found)
+
+
+def require_valid(holder: CheckpointFolder, entry: Found | Rejection, *, deep: bool) -> Found:
+    """Check a checkpoint and return it.
+
+    Args:
+        holder: the folder that has it.
+        entry: the checkpoint, or the refusal of its manifest.
+        deep: compare digests, not only sizes.
+
+    Raises:
+        DamagedCheckpoint: it may not be used.
+        StorageError: storage did not answer, or denied access.
+    """
+    checked = holder.check(entry, deep=deep)
+    if checked.status is Validity.UNKNOWN:
+        raise errors.StorageError(checked.reason, path=checked.folder)
+    if not checked.valid or isinstance(entry, Rejection):
+        raise errors.DamagedCheckpoint(checked.folder, reason=checked.reason)
+    return entry
+
+
+def _best_first(holder: CheckpointFolder, metric: Metric) -> list[Found | Rejection]:
+    """Refusals first, because any of them may have been the best."""
+    entries = list(holder.entries())
+    found = [entry for entry in entries if isinstance(entry, Found)]
+    rated = by_metric(found, metric)
+    if found and not rated:
+        raise FileNotFoundError(f"{holder.root}: no checkpoint has a value of the metric {metric[0]!r}")
+    return [*(entry for entry in entries if isinstance(entry, Rejection)), *rated]
+
+
+def _newest_of(holder: CheckpointFolder, step: int) -> Found | Rejection:
+    for entry in holder.entries():  # newest first, so the last attempt counts
+        if step == (entry.ref.step if isinstance(entry, Found) else entry.step):
+            return entry
+    raise FileNotFoundError(f"{holder.root}: found no checkpoint of step {step}")
