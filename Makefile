@@ -41,6 +41,7 @@ lint: environment ## check formatting, lints, types, layers and generated files
 	@$(VENV)/bin/mypy
 	@$(VENV)/bin/lint-imports
 	@$(PY) -m holdfast_contract.crd --check
+	@$(PY) tools/chart_values.py --check
 
 .PHONY: unit
 unit: environment ## run the pure tests: seconds, no control plane
@@ -69,8 +70,9 @@ wheel: ## build the wheel into dist/
 	@ls dist/*.whl
 
 .PHONY: generate
-generate: ## write the CRD into crds/ and the chart
+generate: ## write the CRD into crds/ and the chart, and the table of the chart's values
 	@$(PY) -m holdfast_contract.crd
+	@$(PY) tools/chart_values.py
 
 .PHONY: format
 format: ## format the sources and apply automatic lint fixes

@@ -73,10 +73,11 @@ class Operator:
         self._certificate = Certificate(settings.tls_dir)
         self._cache = WatchCache()
         self._metrics = OperatorMetrics(self._cache.jobs)
+        self._metrics.set_certificate_expiry(self._certificate.expires_at)
         self._board = Board(self._wake)
         self._recorder = EventRecorder(self._kube, settings.pod_name)
         self._audit = watch.WatchAudit(watch_silence_seconds)
-        self._watch = watch.KopfWatch(kubeconfig, settings.watch_namespace, self._on_watch_event)
+        self._watch = watch.KopfWatch(kubeconfig, settings.watch_namespaces, self._on_watch_event)
         self._health = HealthServer(problems=self._audit.problems, ready=self._is_ready)
         self._control = ControlEndpoint(
             board=self._board, authenticator=PodAuthenticator(self._kube), leadership=self, metrics=self._metrics
@@ -152,7 +153,7 @@ class Operator:
     async def _crd_is_served(self) -> bool:
         """Whether TrainingJobs can be listed now. Raises RuntimeError if the CRD is not installed."""
         try:
-            self._cache.replace_jobs(await self._kube.list_jobs(self._settings.watch_namespace))
+            self._cache.replace_jobs(await self._list_jobs())
         except NotFound:
             raise RuntimeError(f"CRD {keys.CRD_NAME} is not installed; install it before the operator") from None
         except (TooManyRequests, Unavailable) as error:
@@ -223,6 +224,7 @@ class Operator:
     def _take_certificate(self) -> None:
         """Pass the new CA bundle to new pods. The reconciler has no state, so it is simply made again."""
         self._reconciler = self._make_reconciler()
+        self._metrics.set_certificate_expiry(self._certificate.expires_at)
 
     # Watch events and resync
 
@@ -251,15 +253,24 @@ class Operator:
                     await self._resync.wait()
 
     async def _resync_once(self) -> None:
-        jobs = await self._kube.list_jobs(self._settings.watch_namespace)
+        jobs = await self._list_jobs()
         self._cache.replace_jobs(jobs)
         for job in jobs:
             self._wake(job["metadata"]["namespace"], job["metadata"]["name"])
         versions = {job["metadata"]["uid"]: job["metadata"]["resourceVersion"] for job in jobs}
         self._audit.listed(watch.JOBS, versions)
-        pods = await self._kube.pod_versions(self._settings.watch_namespace, keys.LABEL_JOB_NAME)
+        pods: dict[str, str] = {}
+        for namespace in self._watched():
+            pods |= await self._kube.pod_versions(namespace, keys.LABEL_JOB_NAME)
         self._audit.listed(watch.PODS, pods)
         self._audit.listed(watch.NODES, await self._kube.node_versions())
+
+    async def _list_jobs(self) -> list[dict[str, Any]]:
+        return [job for namespace in self._watched() for job in await self._kube.list_jobs(namespace)]
+
+    def _watched(self) -> tuple[str | None, ...]:
+        """What to list: each namespace of the settings, or None for the whole cluster."""
+        return self._settings.watch_namespaces or (None,)
 
 
 async def _until_ended(watched: watch.KopfWatch) -> None:

@@ -50,7 +50,8 @@ class OperatorSettings:
     control_url: str
     tls_dir: Path
     lease_name: str
-    watch_namespace: str | None
+    watch_namespaces: tuple[str, ...]
+    """Empty: all."""
     log_level: int
     orphan_seconds: int = defaults.ORPHAN_SECONDS
     control_port: int = keys.CONTROL_PORT
@@ -80,7 +81,7 @@ def from_environment(environment: Mapping[str, str]) -> OperatorSettings:
         control_url=read("CONTROL_URL", _control_url),
         tls_dir=read("TLS_DIR", _tls_dir),
         lease_name=read("LEASE_NAME", _dns_name),
-        watch_namespace=read("WATCH_NAMESPACE", _optional_namespace, ""),
+        watch_namespaces=read("WATCH_NAMESPACES", _namespaces, ""),
         log_level=read("LOG_LEVEL", _log_level, "info"),
         orphan_seconds=read("ORPHAN_SECONDS", _orphan_seconds, str(defaults.ORPHAN_SECONDS)),
         control_port=read("CONTROL_PORT", _port, str(keys.CONTROL_PORT)),
@@ -102,8 +103,8 @@ def _namespace(variable: str, text: str) -> str:
     return text
 
 
-def _optional_namespace(variable: str, text: str) -> str | None:
-    return _namespace(variable, text) if text else None
+def _namespaces(variable: str, text: str) -> tuple[str, ...]:
+    return tuple(dict.fromkeys(_namespace(variable, name) for name in text.split(","))) if text else ()
 
 
 def _dns_name(variable: str, text: str) -> str:

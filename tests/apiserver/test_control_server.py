@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 import socket
 import ssl
 import threading
@@ -11,9 +12,11 @@ from dataclasses import replace
 from typing import Any
 
 import pytest
+from cryptography import x509
 from kubernetes.client import CoreV1Api
 
 from holdfast_contract import codec, keys
+from holdfast_contract.reasons import Metric
 from holdfast_contract.sync import MAX_BODY_BYTES, PROTOCOL, WAIT_HEADER, Directive, Progress, Report, TrainerPhase
 from localkube.access import ClusterAccess
 from tests.support.cluster.crd_server import connect
@@ -217,6 +220,10 @@ def test_a_new_certificate_is_taken_and_a_broken_one_is_not(operator: OperatorPr
     write_certificate(authority, folder)
     (folder / "ca.crt").write_text(old_ca + authority.pem)
     until(lambda: _shows_new(operator, before), 15, "the new certificate")
+    expiry = x509.load_pem_x509_certificate((folder / "tls.crt").read_bytes()).not_valid_after_utc
+    text = operator.get("metrics", "/metrics")[1]
+    (shown,) = re.findall(rf"^{Metric.CERTIFICATE_EXPIRY} (\S+)$", text, re.MULTILINE)
+    assert float(shown) == expiry.timestamp()
     assert operator.get("health", "/healthz")[0] == 200
 
 

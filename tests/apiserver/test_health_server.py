@@ -28,7 +28,7 @@ def test_a_watch_that_has_gone_silent_is_proven_dead(cluster: ClusterAccess, nam
         if not deaf.is_set():
             audit.delivered(resource, event, item)
 
-    running = watch.KopfWatch(str(cluster.kubeconfig), namespace, hear)
+    running = watch.KopfWatch(str(cluster.kubeconfig), [namespace], hear)
     running.start()
     try:
         with connect(cluster.kubeconfig, namespace) as jobs:
@@ -82,7 +82,7 @@ def test_wrong_settings_end_with_their_name(cluster: ClusterAccess, tmp_path: Pa
 
 def test_a_watch_that_ends_says_so(cluster: ClusterAccess, tmp_path: Path) -> None:
     del cluster
-    running = watch.KopfWatch(str(tmp_path / "no-kubeconfig"), "default", lambda *_: None)
+    running = watch.KopfWatch(str(tmp_path / "no-kubeconfig"), ["default"], lambda *_: None)
     running.start()
     try:
         assert isinstance(running.ended.exception(timeout=20), cluster_access.AccessError)

@@ -12,7 +12,7 @@ import yaml
 
 from holdfast_contract import keys
 from localkube.cluster import Cluster
-from tests.support.cluster.chart import Helm, Object, sets
+from tests.support.cluster.chart import Helm, Object, only, sets
 from tests.support.cluster.kubectl import KubectlError, kubectl
 from tests.support.cluster.manifests import training_job, with_value
 
@@ -50,7 +50,7 @@ def secret_of(kubeconfig: Path, namespace: str) -> Object:
     "values",
     [
         {},
-        {"replicas": 2, "logLevel": "debug", "priorityClassName": "system-cluster-critical"},
+        {"replicas": 1, "logLevel": "debug", "priorityClassName": "system-cluster-critical"},
         {"tls.existingSecret": "mine", "networkPolicy.enabled": False},
         {
             "tolerations": [{"operator": "Exists"}],
@@ -59,8 +59,15 @@ def secret_of(kubeconfig: Path, namespace: str) -> Object:
             "podLabels": {"team": "ml"},
         },
         {"serviceAccount.annotations": {"a": "b"}, "podAnnotations": {"c": "d"}, "fullnameOverride": "operator"},
+        {
+            "podSecurityContext": {"runAsUser": 1000, "fsGroup": 1000, "supplementalGroups": [1]},
+            "extraEnv": [{"name": "A", "valueFrom": {"fieldRef": {"fieldPath": "spec.nodeName"}}}],
+            "extraVolumes": [{"name": "more", "emptyDir": {}}],
+            "extraVolumeMounts": [{"name": "more", "mountPath": "/more"}],
+        },
+        {"spread": "required", "deploymentLabels": {"a": "b"}, "serviceAnnotations": {"c": "d"}},
     ],
-    ids=["default", "two-replicas", "own-secret", "placement", "names"],
+    ids=["default", "one-replica", "own-secret", "placement", "names", "pod", "spread"],
 )
 def test_the_server_accepts_what_is_rendered(
     kubeconfig: Path, helm: Helm, namespace: str, values: dict[str, object]
@@ -74,17 +81,27 @@ def test_the_server_accepts_what_is_rendered(
     assert len(answer.splitlines()) == len(objects)
 
 
-def test_pods_pass_the_restricted_standard(kubeconfig: Path, release: str) -> None:
+def operator_pod(objects: list[Object], namespace: str) -> Object:
+    """A pod like those of the Deployment."""
+    spec = only(objects, "Deployment")["spec"]["template"]["spec"]
+    return {"apiVersion": "v1", "kind": "Pod", "metadata": {"name": "probe", "namespace": namespace}, "spec": spec}
+
+
+def test_a_pod_stays_on_a_dead_node_for_no_longer_than_the_chart_says(
+    kubeconfig: Path, helm: Helm, release: str
+) -> None:
+    """The API server adds 300 s for each of the two taints that a pod does not name."""
+    pod = operator_pod(helm.template(release=RELEASE, namespace=release), release)
+    made = kubectl(kubeconfig, "apply", "--dry-run=server", "-o", "json", "-f", "-", text=yaml.safe_dump(pod))
+    tolerated = {t["key"]: t["tolerationSeconds"] for t in json.loads(made)["spec"]["tolerations"]}
+    assert tolerated == {"node.kubernetes.io/not-ready": 15, "node.kubernetes.io/unreachable": 15}
+
+
+def test_pods_pass_the_restricted_standard(kubeconfig: Path, helm: Helm, release: str) -> None:
     kubectl(kubeconfig, "label", "namespace", release, "pod-security.kubernetes.io/enforce=restricted")
-    deployment = json.loads(
-        kubectl(kubeconfig, "-n", release, "get", "deployment", f"{RELEASE}-holdfast", "-o", "json")
-    )
-    pod = {
-        "apiVersion": "v1",
-        "kind": "Pod",
-        "metadata": {"name": "probe", "namespace": release},
-        "spec": deployment["spec"]["template"]["spec"],
-    }
+    objects = helm.template(release=RELEASE, namespace=release)
+    kubectl(kubeconfig, "apply", "--dry-run=server", "-f", "-", text=yaml.safe_dump(only(objects, "Pod")))
+    pod = operator_pod(objects, release)
     kubectl(kubeconfig, "apply", "--dry-run=server", "-f", "-", text=yaml.safe_dump(pod))
     loosened = with_value(pod, "spec.containers[0].securityContext.allowPrivilegeEscalation", True)
     with pytest.raises(KubectlError, match="violates PodSecurity"):
@@ -93,7 +110,7 @@ def test_pods_pass_the_restricted_standard(kubeconfig: Path, release: str) -> No
 
 def test_an_upgrade_keeps_the_certificates(kubeconfig: Path, helm: Helm, release: str) -> None:
     before = secret_of(kubeconfig, release)
-    helm.apply("upgrade", RELEASE, release, NO_CRD, "--set=replicas=2")
+    helm.apply("upgrade", RELEASE, release, NO_CRD, "--set=replicas=1")
     after = secret_of(kubeconfig, release)
     assert after["data"] == before["data"]
     assert after["metadata"]["annotations"] == before["metadata"]["annotations"]
@@ -122,6 +139,18 @@ def test_an_upgrade_late_in_the_life_of_the_leaf_renews_it_under_the_same_ca(
         False,
     ]
     assert int(after["metadata"]["annotations"]["holdfast.dev/renew-after"]) > 1
+
+
+def test_the_ca_outlives_the_release_and_the_next_installation_finds_it(
+    kubeconfig: Path, helm: Helm, release: str
+) -> None:
+    """Running pods have ca.crt in their environment."""
+    before = secret_of(kubeconfig, release)["data"]
+    done = helm.run("uninstall", RELEASE, "--namespace", release)
+    assert done.returncode == 0, done.stderr
+    assert secret_of(kubeconfig, release)["data"] == before
+    helm.apply("install", RELEASE, release, NO_CRD)
+    assert secret_of(kubeconfig, release)["data"] == before
 
 
 def test_the_definition_comes_with_the_chart_is_upgraded_with_it_and_outlives_it() -> None:

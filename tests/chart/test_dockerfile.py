@@ -91,8 +91,10 @@ def test_chart_and_image_agree() -> None:
     stage = stages()["operator"]
     pod = only(Helm().template(), "Deployment")["spec"]["template"]["spec"]
     (container,) = pod["containers"]
-    context = pod["securityContext"]
-    assert ("USER", f"{context['runAsUser']}:{context['runAsGroup']}") in stage
+    (user,) = (rest for word, rest in stage if word == "USER")
+    assert user == "65532:65532", "the chart's page names it"
+    assert pod["securityContext"]["runAsNonRoot"] is True, "which the kubelet can check: the image's user is a number"
+    assert {"runAsUser", "runAsGroup", "fsGroup"} & set(pod["securityContext"]) == set()
     assert ("EXPOSE", f"{keys.CONTROL_PORT} {keys.METRICS_PORT} {keys.HEALTH_PORT}") in stage
     assert ("CMD", str(container["command"]).replace("'", '"')) in stage
 

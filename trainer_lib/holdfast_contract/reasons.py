@@ -154,6 +154,7 @@ class Metric(enum.StrEnum):
     STEPS_LOST = "holdfast_steps_lost_total"  # steps that have to be repeated
     SYNC_REQUESTS = "holdfast_sync_requests_total"  # {code}: HTTP status of the answer
     WATCH_LAST_EVENT = "holdfast_watch_last_event_timestamp_seconds"  # {resource}
+    CERTIFICATE_EXPIRY = "holdfast_control_certificate_expiry_timestamp_seconds"
     LEADER = "holdfast_leader"  # 1 on the active replica
     JOB_STEP = "holdfast_job_step"  # {namespace, name}; read at scrape time, gone with the object
     JOB_ATTEMPT = "holdfast_job_attempt"  # {namespace, name}

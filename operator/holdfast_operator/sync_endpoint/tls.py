@@ -7,8 +7,11 @@ import hashlib
 import logging
 import ssl
 from collections.abc import Callable
+from datetime import datetime
 from pathlib import Path
 from typing import Final
+
+from holdfast_operator.sync_endpoint.expiry import expires_at
 
 CERTIFICATE: Final = "tls.crt"
 KEY: Final = "tls.key"
@@ -27,10 +30,12 @@ class Certificate:
         Raises:
             OSError: a file cannot be read.
             ssl.SSLError: certificate and key do not match, or are not PEM.
+            ValueError: the certificate does not say when it expires.
         """
         self._folder = folder
         self.context = _new_context()
         self.ca_pem = ""
+        self.expires_at: datetime
         self._digest = ""
         self.reload()
 
@@ -43,10 +48,12 @@ class Certificate:
             return False
         # Check a scratch context first: a pair that does not match must not change the live one.
         self._load(_new_context())
+        expiry = expires_at((self._folder / CERTIFICATE).read_text())
         self._load(self.context)
         ca_pem = (self._folder / AUTHORITY).read_text()
         ssl.create_default_context(cadata=ca_pem)  # raises if agents could not read the bundle
         self.ca_pem = ca_pem
+        self.expires_at = expiry
         self._digest = digest.hexdigest()
         return True
 

@@ -54,6 +54,9 @@ class OperatorMetrics:
         for name, (text, buckets) in _HISTOGRAMS.items():
             self._series[name] = Histogram(name.value, text, buckets=buckets, registry=self.registry)
         self._leader = Gauge(Metric.LEADER.value, "1 on the active replica.", registry=self.registry)
+        self._expiry = Gauge(
+            Metric.CERTIFICATE_EXPIRY.value, "Unix time of the control certificate's expiry.", registry=self.registry
+        )
         self._watch = Gauge(
             Metric.WATCH_LAST_EVENT.value, "Unix time of the watch's last event.", ("resource",), registry=self.registry
         )
@@ -75,6 +78,10 @@ class OperatorMetrics:
     def set_leading(self, leading: bool) -> None:  # noqa: FBT001  a gauge of one bit
         """Show whether this replica leads."""
         self._leader.set(1 if leading else 0)
+
+    def set_certificate_expiry(self, instant: datetime) -> None:
+        """Show when the control endpoint's certificate expires."""
+        self._expiry.set(instant.timestamp())
 
     def watch_delivered(self, resource: str) -> None:
         """Show that the watch of a resource has just delivered an event."""

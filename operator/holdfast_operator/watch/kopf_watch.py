@@ -10,7 +10,7 @@ import asyncio
 import logging
 import threading
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import Future
 from dataclasses import dataclass
 from typing import Any, Final, cast
@@ -40,15 +40,15 @@ Sink = Callable[[str, str, Mapping[str, Any]], None]
 class KopfWatch:
     """Watches TrainingJobs, pods of jobs, and nodes, from ``start`` until ``stop``."""
 
-    def __init__(self, kubeconfig: str | None, namespace: str | None, sink: Sink) -> None:
+    def __init__(self, kubeconfig: str | None, namespaces: Sequence[str], sink: Sink) -> None:
         """Prepare the watch.
 
         Args:
             kubeconfig: path of a kubeconfig; None uses the pod's ServiceAccount.
-            namespace: the namespace to watch; None means the whole cluster.
+            namespaces: the namespaces to watch; none at all means the whole cluster.
             sink: receives every event.
         """
-        self._kubeconfig, self._namespace, self._sink = kubeconfig, namespace, sink
+        self._kubeconfig, self._namespaces, self._sink = kubeconfig, namespaces, sink
         self._stop, self._ready, self._lock = threading.Event(), threading.Event(), threading.Lock()
         self.ended: Future[None] = Future()
         """Done when the watch has ended; holds the exception that ended it, if there was one."""
@@ -101,7 +101,7 @@ class KopfWatch:
             identity=cast("Any", "holdfast"),
             stop_flag=self._stop,
             ready_flag=self._ready,
-            **(everywhere if self._namespace is None else {"namespaces": [self._namespace]}),
+            **({"namespaces": [*self._namespaces]} if self._namespaces else everywhere),
         )
 
 

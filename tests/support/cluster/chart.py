@@ -14,6 +14,8 @@ import yaml
 from localkube import binaries
 
 CHART: Final = Path(__file__).parents[3] / "charts" / "holdfast"
+IMAGE: Final = "--set=image.repository=holdfast/operator"
+"""The image that process nodes know; the chart has no default of its own."""
 _COMMAND_SECONDS: Final = 60
 
 Object = dict[str, Any]
@@ -33,14 +35,14 @@ class Helm:
 
     def template(self, *options: str, release: str = "holdfast", namespace: str = "hf-system") -> list[Object]:
         """The rendered objects. Raises RuntimeError with helm's words."""
-        done = self.run("template", release, str(CHART), "--namespace", namespace, *options)
+        done = self.run("template", release, str(CHART), "--namespace", namespace, IMAGE, *options)
         if done.returncode != 0:
             raise RuntimeError(done.stderr)
         return [o for o in yaml.safe_load_all(done.stdout) if o]
 
     def apply(self, verb: str, release: str, namespace: str, *options: str) -> None:
         """``install`` or ``upgrade`` without waiting. Raises RuntimeError with helm's words."""
-        done = self.run(verb, release, str(CHART), "--namespace", namespace, *options)
+        done = self.run(verb, release, str(CHART), "--namespace", namespace, IMAGE, *options)
         if done.returncode != 0:
             raise RuntimeError(done.stderr)
 

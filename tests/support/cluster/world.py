@@ -17,6 +17,7 @@ from localkube.cluster import Cluster
 from localkube.helm_install import Release
 from localkube.nodes import NodeOptions
 from tests.support.cluster import processes
+from tests.support.cluster.chart import IMAGE
 from tests.support.polling import until
 
 REPOSITORY: Final = Path(__file__).parents[3]
@@ -35,7 +36,8 @@ HOLDFAST: Final = Release(
     RELEASE,
     CHART,
     SYSTEM,
-    options=("--take-ownership", "--force-conflicts"),
+    # One replica: a kill must take the operator away until its node starts it again.
+    options=("--take-ownership", "--force-conflicts", IMAGE, "--set=replicas=1"),
 )
 
 HELM_SECONDS: Final = 90

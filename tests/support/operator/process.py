@@ -75,7 +75,7 @@ class OperatorProcess:
             "CONTROL_URL": f"https://{HOST}:8443",
             "TLS_DIR": str(folder / "tls"),
             "LEASE_NAME": "holdfast",
-            "WATCH_NAMESPACE": namespace,
+            "WATCH_NAMESPACES": namespace,
             "BIND_ADDRESS": "127.0.0.1",
             **{f"{port}_PORT": "0" for port in ("CONTROL", "HEALTH", "METRICS")},
         }
