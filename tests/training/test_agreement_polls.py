@@ -6,7 +6,7 @@ import threading
 
 import pytest
 
-from holdfast.distributed.agreement import Answer, Decision, RankState
+from holdfast.distributed.agreement import Decision, RankState, RoundAnswer
 from holdfast.distributed.agreement_thread import Agreement
 from holdfast.distributed.coordination import LocalCoordination
 from holdfast_contract.sync import SaveRequest
@@ -80,7 +80,7 @@ def test_however_often_the_loops_come_by_they_save_the_same_step(pauses: tuple[f
         wait_for(ranks, f"ask-{number}", saved=False)
         first, second = (rank.decisions[f"ask-{number}"] for rank in ranks)
         assert first == second
-        assert first.answer is Answer.SAVE
+        assert first.answer is RoundAnswer.SAVE
     for rank in ranks:
         rank.pause_seconds = 0.0
     for number in range(3):
@@ -110,7 +110,7 @@ def test_a_process_that_says_nothing_is_named_and_the_others_go_on() -> None:
     alone.agreement.ask(SaveRequest("a", 1.0))
     wait_for([alone], "a", saved=False)
     decision = alone.decisions["a"]
-    assert decision.answer is Answer.ABANDONED
+    assert decision.answer is RoundAnswer.ABANDONED
     assert "no answer from process(es) [1]" in decision.reason
     entered = alone.agreement.gate.entered
     until(lambda: alone.agreement.gate.entered > entered + 3, 30, "the loop goes on")

@@ -6,7 +6,7 @@ from collections.abc import Iterator
 
 import pytest
 
-from holdfast.distributed.agreement import Answer, Decision, RankState
+from holdfast.distributed.agreement import Decision, RankState, RoundAnswer
 from holdfast.distributed.agreement_thread import Agreement
 from holdfast.distributed.coordination import LocalCoordination
 from holdfast.errors import RequestFailed
@@ -70,7 +70,7 @@ def test_a_silent_rank_makes_a_request_fail_and_holds_nobody_for_long(rig: Rig) 
     rig.requests.command(AgentCommand(SaveRequest("a", seconds_left=1.0)))
     assert rig.agreement.gate.enter(1, timeout_seconds=5.0)
     deadline = rig.coordination.get("round/3/decision", 10.0)
-    assert Answer.ABANDONED.value in deadline
+    assert RoundAnswer.ABANDONED.value in deadline
     rig.wait(SaveOutcome.FAILED)
     report = rig.status.save_report("a")
     assert report is not None
@@ -91,7 +91,7 @@ def test_what_is_still_open_at_the_end_of_training_is_answered(rig: Rig) -> None
 def test_a_stop_that_came_too_late_says_that_nothing_was_saved(rig: Rig) -> None:
     stop = SaveRequest("a", 20.0, stop=True)
     rig.agreement.close()
-    rig.agreed(stop, Decision(Answer.TOO_LATE, stop_after=3, reason="r"))
+    rig.agreed(stop, Decision(RoundAnswer.TOO_LATE, stop_after=3, reason="r"))
     rig.wait(SaveOutcome.TOO_LATE)
     assert not rig.requests.stopped_saved
 

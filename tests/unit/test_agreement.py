@@ -7,7 +7,7 @@ from dataclasses import dataclass, field
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from holdfast.distributed.agreement import Answer, Decision, Gate, RankState, Round, decide
+from holdfast.distributed.agreement import Decision, Gate, RankState, Round, RoundAnswer, decide
 from holdfast.distributed.coordination import Coordination, LocalCoordination
 from holdfast_contract.sync import SaveRequest
 
@@ -91,7 +91,7 @@ def test_ranks_save_the_same_steps_in_every_interleaving(
             rank.step()
     assert all(len(rank.obeyed) == asks for rank in ranks)
     assert all(rank.obeyed == ranks[0].obeyed for rank in ranks)
-    decided = sorted({d.step for d in ranks[0].obeyed if d.answer is Answer.SAVE and d.step <= 40})
+    decided = sorted({d.step for d in ranks[0].obeyed if d.answer is RoundAnswer.SAVE and d.step <= 40})
     for rank in ranks:
         for _ in range(100):
             rank.step()
@@ -108,11 +108,11 @@ def test_ranks_save_the_same_steps_in_every_interleaving(
 def test_a_decision_is_never_behind_a_rank(entered: list[int], forecast: float, left: float | None, stop: bool) -> None:
     facts = [RankState(entered=e, completed=max(0, e - 1), forecast_seconds=forecast) for e in entered]
     decision = decide(SaveRequest("a", left, stop), facts, left)
-    if decision.answer is Answer.SAVE:
+    if decision.answer is RoundAnswer.SAVE:
         assert decision.step == max(entered) + 1
         assert left is None or forecast <= left
     else:
-        assert decision.answer is Answer.TOO_LATE
+        assert decision.answer is RoundAnswer.TOO_LATE
         assert left is not None
         assert forecast > left
     assert (decision.stop_after is not None) == stop
@@ -121,14 +121,14 @@ def test_a_decision_is_never_behind_a_rank(entered: list[int], forecast: float, 
 
 def test_a_committed_checkpoint_of_the_last_completed_step_is_fresh() -> None:
     facts = [RankState(entered=8, completed=7, newest=7), RankState(entered=8, completed=6, newest=7)]
-    assert decide(SaveRequest("a", 20.0), facts, 20.0) == Decision(Answer.FRESH, 7)
+    assert decide(SaveRequest("a", 20.0), facts, 20.0) == Decision(RoundAnswer.FRESH, 7)
 
 
 def test_to_stop_on_a_fresh_checkpoint_it_must_hold_the_last_step_entered() -> None:
     behind = [RankState(entered=8, completed=7, newest=7)]
-    assert decide(SaveRequest("a", 20.0, stop=True), behind, 20.0).answer is Answer.SAVE
+    assert decide(SaveRequest("a", 20.0, stop=True), behind, 20.0).answer is RoundAnswer.SAVE
     level = [RankState(entered=8, completed=8, newest=8)]
-    assert decide(SaveRequest("a", 20.0, stop=True), level, 20.0) == Decision(Answer.FRESH, 8, stop_after=8)
+    assert decide(SaveRequest("a", 20.0, stop=True), level, 20.0) == Decision(RoundAnswer.FRESH, 8, stop_after=8)
 
 
 def test_a_save_in_flight_answers_when_another_would_come_too_late() -> None:
@@ -136,8 +136,8 @@ def test_a_save_in_flight_answers_when_another_would_come_too_late() -> None:
         RankState(entered=9, completed=8, in_flight=5, in_flight_seconds=2.0, forecast_seconds=9.0),
         RankState(entered=9, completed=8, newest=5, forecast_seconds=9.0),
     ]
-    assert decide(SaveRequest("a", 4.0), facts, 4.0) == Decision(Answer.IN_FLIGHT, 5, forecast_seconds=9.0)
-    assert decide(SaveRequest("a", 1.0), facts, 1.0).answer is Answer.TOO_LATE
+    assert decide(SaveRequest("a", 4.0), facts, 4.0) == Decision(RoundAnswer.IN_FLIGHT, 5, forecast_seconds=9.0)
+    assert decide(SaveRequest("a", 1.0), facts, 1.0).answer is RoundAnswer.TOO_LATE
 
 
 def test_a_held_gate_lets_no_step_in_and_hands_each_request_out_once() -> None:
@@ -145,7 +145,7 @@ def test_a_held_gate_lets_no_step_in_and_hands_each_request_out_once() -> None:
     assert gate.try_enter(1)
     assert gate.hold() == 1
     assert not gate.try_enter(2)
-    gate.release(Decision(Answer.SAVE, 2, stop_after=2))
+    gate.release(Decision(RoundAnswer.SAVE, 2, stop_after=2))
     assert gate.try_enter(2)
     assert gate.take_due(2)
     assert not gate.take_due(2)

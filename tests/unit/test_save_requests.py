@@ -7,8 +7,7 @@ from collections.abc import Sequence
 from hypothesis import given
 from hypothesis import strategies as st
 
-from holdfast.distributed.agreement import Answer as Agreement
-from holdfast.distributed.agreement import Decision
+from holdfast.distributed.agreement import Decision, RoundAnswer
 from holdfast.training.save_requests import (
     Agreed,
     Answer,
@@ -49,7 +48,7 @@ def outcomes(effects: Sequence[Effect], request_id: str = "a") -> list[SaveOutco
 
 
 def save_at(step: int, request: SaveRequest = A) -> Agreed:
-    return Agreed(request, Decision(Agreement.SAVE, step, forecast_seconds=1.5), None)
+    return Agreed(request, Decision(RoundAnswer.SAVE, step, forecast_seconds=1.5), None)
 
 
 def test_a_request_is_proposed_agreed_saved_and_answered() -> None:
@@ -78,22 +77,22 @@ def test_an_agreement_that_arrives_after_the_end_of_its_save_is_answered_by_it()
 
 
 def test_a_save_in_flight_answers() -> None:
-    in_flight = Agreed(A, Decision(Agreement.IN_FLIGHT, 5), None)
+    in_flight = Agreed(A, Decision(RoundAnswer.IN_FLIGHT, 5), None)
     table, effects = after(SaveBegan(5), in_flight)
     assert outcomes(effects) == [SaveOutcome.PENDING]
     assert outcomes(after(SaveEnded(5, FIVE), table=table)[1]) == [SaveOutcome.COMMITTED]
     assert outcomes(after(SaveBegan(5), SaveEnded(5, FIVE), in_flight)[1]) == [SaveOutcome.COMMITTED]
-    assert outcomes(after(Agreed(A, Decision(Agreement.IN_FLIGHT, 5), FIVE))[1]) == [SaveOutcome.COMMITTED]
+    assert outcomes(after(Agreed(A, Decision(RoundAnswer.IN_FLIGHT, 5), FIVE))[1]) == [SaveOutcome.COMMITTED]
     (answer,) = after(in_flight)[1]
     assert answer == Answer(SaveReport("a", SaveOutcome.FAILED, reason="the save of step 5 is not known"))
 
 
 def test_answers_without_a_save() -> None:
-    fresh = Agreed(A, Decision(Agreement.FRESH, 5), FIVE)
+    fresh = Agreed(A, Decision(RoundAnswer.FRESH, 5), FIVE)
     assert after(fresh)[1] == [Answer(SaveReport("a", SaveOutcome.FRESH, checkpoint=FIVE))]
-    late = Agreed(A, Decision(Agreement.TOO_LATE, reason="r", forecast_seconds=9.0), None)
+    late = Agreed(A, Decision(RoundAnswer.TOO_LATE, reason="r", forecast_seconds=9.0), None)
     assert after(late)[1] == [Answer(SaveReport("a", SaveOutcome.TOO_LATE, reason="r", forecast_seconds=9.0))]
-    abandoned = Agreed(A, Decision(Agreement.ABANDONED, reason="r"), None)
+    abandoned = Agreed(A, Decision(RoundAnswer.ABANDONED, reason="r"), None)
     assert after(abandoned)[1] == [Answer(SaveReport("a", SaveOutcome.FAILED, reason="r"))]
 
 
@@ -118,7 +117,7 @@ def test_a_request_that_is_repeated_after_its_answer_changes_nothing_unless_it_a
 
 
 def test_a_stop_that_came_too_late_is_not_saved() -> None:
-    table, _ = after(Requested(STOP), Agreed(STOP, Decision(Agreement.TOO_LATE, stop_after=3, reason="r"), None))
+    table, _ = after(Requested(STOP), Agreed(STOP, Decision(RoundAnswer.TOO_LATE, stop_after=3, reason="r"), None))
     assert table.stop_outcome is SaveOutcome.TOO_LATE
     assert not table.stopped_saved
 
@@ -139,7 +138,7 @@ events = st.one_of(
     st.builds(Requested, requests),
     st.builds(Withdrawn),
     st.builds(TakenBack, ids),
-    st.builds(Agreed, requests, st.builds(Decision, st.sampled_from(Agreement), steps), references),
+    st.builds(Agreed, requests, st.builds(Decision, st.sampled_from(RoundAnswer), steps), references),
     st.builds(SaveBegan, steps),
     st.builds(SaveEnded, steps, references, st.just("why")),
 )

@@ -39,7 +39,7 @@ GATE_SECONDS: Final = 120.0
 CLOSED: Final = "closed"
 
 
-class Answer(enum.StrEnum):
+class RoundAnswer(enum.StrEnum):
     """The outcome of a round."""
 
     SAVE = "save"  # save `step`
@@ -65,7 +65,7 @@ class RankState:
 class Decision:
     """What all ranks do. ``stop_after``: no rank enters a later step."""
 
-    answer: Answer
+    answer: RoundAnswer
     step: int = -1
     stop_after: int | None = None
     forecast_seconds: float = 0.0
@@ -92,15 +92,15 @@ def decide(request: SaveRequest, facts: Sequence[RankState], seconds_left: float
     newest = min(f.newest for f in facts)
     covers = entered if request.stop else max(f.completed for f in facts)
     if newest >= covers and newest >= 0:
-        return Decision(Answer.FRESH, newest, entered if request.stop else None, forecast)
+        return Decision(RoundAnswer.FRESH, newest, entered if request.stop else None, forecast)
     if seconds_left is None or forecast <= seconds_left:
-        return Decision(Answer.SAVE, entered + 1, entered + 1 if request.stop else None, forecast)
+        return Decision(RoundAnswer.SAVE, entered + 1, entered + 1 if request.stop else None, forecast)
     stop_after = entered if request.stop else None
     flying = _common_in_flight(facts)
     if flying is not None and max(f.in_flight_seconds for f in facts) <= seconds_left:
-        return Decision(Answer.IN_FLIGHT, flying, stop_after, forecast)
+        return Decision(RoundAnswer.IN_FLIGHT, flying, stop_after, forecast)
     reason = f"a save would be committed in {forecast:.1f} s, but only {max(0.0, seconds_left):.1f} s are left"
-    return Decision(Answer.TOO_LATE, -1, stop_after, forecast, reason)
+    return Decision(RoundAnswer.TOO_LATE, -1, stop_after, forecast, reason)
 
 
 def _common_in_flight(facts: Sequence[RankState]) -> int | None:
@@ -169,7 +169,7 @@ class Gate:
     def release(self, decision: Decision) -> None:
         """Release the main thread, which then obeys ``decision``."""
         with self._changed:
-            if decision.answer is Answer.SAVE:
+            if decision.answer is RoundAnswer.SAVE:
                 self._due.add(decision.step)
             if decision.stop_after is not None and (self._stop_after is None or decision.stop_after < self._stop_after):
                 self._stop_after = decision.stop_after
@@ -264,7 +264,7 @@ class Round:
         published = self._coordination.directory(self._facts)
         silent = [r for r in range(self._coordination.process_count) if f"{self._facts}/{r}" not in published]
         reason = f"no agreement within {hold_seconds(self.request):.2f} s; no answer from process(es) {silent}"
-        return Decision(Answer.ABANDONED, reason=reason)
+        return Decision(RoundAnswer.ABANDONED, reason=reason)
 
 
 def round_key(number: int) -> str:

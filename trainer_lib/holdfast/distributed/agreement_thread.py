@@ -10,7 +10,16 @@ from collections.abc import Callable
 from dataclasses import dataclass, replace
 from typing import Final
 
-from holdfast.distributed.agreement import CLOSED, Answer, Decision, Gate, RankState, Round, round_key, seconds_until
+from holdfast.distributed.agreement import (
+    CLOSED,
+    Decision,
+    Gate,
+    RankState,
+    Round,
+    RoundAnswer,
+    round_key,
+    seconds_until,
+)
 from holdfast.distributed.coordination import Coordination
 from holdfast.errors import CoordinationLost, PeerLost
 from holdfast_contract import codec
@@ -129,7 +138,7 @@ class Agreement:
         request = codec.decode(SaveRequest, text)
         decision = self._take_part(number, request)
         self._settle(request, decision)
-        if decision.answer is not Answer.ABANDONED and self._coordination.process_index == 0 and number > 1:
+        if decision.answer is not RoundAnswer.ABANDONED and self._coordination.process_index == 0 and number > 1:
             # Every rank has published in this round, so all have left the previous one.
             self._coordination.delete(round_key(number - 1))
         return True
@@ -148,7 +157,7 @@ class Agreement:
         """Record the outcome, hand it on, then release the main thread, so that it cannot run ahead of the decision."""
         with self._lock:
             self._number += 1
-            if decision.answer is Answer.ABANDONED and self._may_retry(request):
+            if decision.answer is RoundAnswer.ABANDONED and self._may_retry(request):
                 decision = replace(decision, reason=f"{decision.reason}; trying again")
                 retry = True
             else:
@@ -158,7 +167,7 @@ class Agreement:
         log.debug("round %d, %s: %s", self._number - 1, request, decision)
         if not retry:
             self._agreed(request, decision)
-            if request.stop and decision.answer is Answer.ABANDONED:
+            if request.stop and decision.answer is RoundAnswer.ABANDONED:
                 self.gate.stop_at_once()
         self.gate.release(decision)
 

@@ -20,8 +20,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
 from typing import Final
 
-from holdfast.distributed.agreement import Answer as Agreement
-from holdfast.distributed.agreement import Decision
+from holdfast.distributed.agreement import Decision, RoundAnswer
 from holdfast_contract.manifest import CheckpointRef
 from holdfast_contract.reasons import SaveOutcome
 from holdfast_contract.sync import MAX_LIST, SIGTERM_SAVE_ID, SaveReport, SaveRequest
@@ -181,22 +180,22 @@ def _requested(table: RequestTable, request: SaveRequest) -> Reaction:
 
 
 def _agreed(table: RequestTable, request: SaveRequest, decision: Decision, newest: CheckpointRef | None) -> Reaction:
-    step = decision.step if decision.answer in {Agreement.SAVE, Agreement.IN_FLIGHT} else None
+    step = decision.step if decision.answer in {RoundAnswer.SAVE, RoundAnswer.IN_FLIGHT} else None
     table = _opened(table, OpenRequest(request, step))
     forecast = decision.forecast_seconds
-    if decision.answer is Agreement.FRESH:
+    if decision.answer is RoundAnswer.FRESH:
         return _answer(table, SaveReport(request.id, SaveOutcome.FRESH, checkpoint=newest))
-    if decision.answer is Agreement.TOO_LATE:
+    if decision.answer is RoundAnswer.TOO_LATE:
         too_late = SaveReport(request.id, SaveOutcome.TOO_LATE, reason=decision.reason, forecast_seconds=forecast)
         return _answer(table, too_late)
-    if decision.answer is Agreement.ABANDONED:
+    if decision.answer is RoundAnswer.ABANDONED:
         return _answer(table, SaveReport(request.id, SaveOutcome.FAILED, reason=decision.reason))
     last = table.last_save
     if last is not None and last.step >= decision.step:
         return _answer(table, _outcome(request.id, last.checkpoint, last.reason))
     if table.end is not None:
         return _answer(table, _outcome(request.id, table.end.checkpoint, table.end.reason))
-    if decision.answer is Agreement.IN_FLIGHT and table.saving != decision.step:
+    if decision.answer is RoundAnswer.IN_FLIGHT and table.saving != decision.step:
         found = newest if newest is not None and newest.step == decision.step else None
         return _answer(table, _outcome(request.id, found, f"the save of step {decision.step} is not known"))
     return table, (Answer(SaveReport(request.id, SaveOutcome.PENDING, forecast_seconds=forecast)),)
