@@ -61,7 +61,7 @@ def array_metadata(layout: StateLayout) -> bytes:
 
 
 def shardings(layout: StateLayout) -> bytes:
-    """The file ``_sharding``: by name in base64, the shardings that Orbax can express."""
+    """The file ``_sharding``: the shardings that Orbax can express, by name in URL-safe base64, as Orbax looks them up."""
     texts: dict[jax.sharding.Sharding | None, str | None] = {}
     found = {}
     for leaf in _arrays(layout):
@@ -69,7 +69,7 @@ def shardings(layout: StateLayout) -> bytes:
             texts[leaf.sharding] = _sharding(leaf.sharding)
         text = texts[leaf.sharding]
         if text is not None:
-            found[base64.b64encode(leaf.name.encode()).decode()] = text
+            found[base64.urlsafe_b64encode(leaf.name.encode()).decode()] = text
     return json.dumps(found, separators=(",", ":")).encode()
 
 
