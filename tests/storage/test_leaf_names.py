@@ -8,19 +8,30 @@ from pathlib import Path
 from typing import Any
 
 import jax.numpy as jnp
-import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from holdfast.distributed.coordination import LocalCoordination
 from holdfast.store import UNPINNED, StoreSettings
 from holdfast.store.store_settings import WRITERS, WriterName
 from tests.support.storage import writer_tasks
 from tests.support.storage.states import bits, store_at
 
 PRINTABLE = [f"a{character}b" for character in string.printable if character.isprintable()]
-KNOWN = ["params/mlp/~/linear_0/w", "schicht_ä", "日本語", "🙂", "~", "x?", "x>y", "ÿÿÿ", "0", "layer.bias", " ", "a" * 200]
+KNOWN = [
+    "params/mlp/~/linear_0/w",
+    "schicht_ä",
+    "日本語",
+    "🙂",
+    "~",
+    "x?",
+    "x>y",
+    "ÿÿÿ",
+    "0",
+    "layer.bias",
+    " ",
+    "a" * 200,
+]
 
 names = st.text(st.characters(categories=["L", "M", "N", "P", "S", "Zs"]), min_size=1, max_size=24)
 
@@ -43,7 +54,9 @@ def test_every_printable_character_and_the_names_of_libraries(tmp_path: Path, wr
 
 
 @settings(max_examples=20)
-@given(drawn=st.lists(names, min_size=1, max_size=4, unique=True), nested=st.booleans(), writer=st.sampled_from(WRITERS))
+@given(
+    drawn=st.lists(names, min_size=1, max_size=4, unique=True), nested=st.booleans(), writer=st.sampled_from(WRITERS)
+)
 def test_names_of_any_kind(drawn: list[str], nested: bool, writer: WriterName) -> None:
     leaves = {name: jnp.arange(2.0) + number for number, name in enumerate(drawn)}
     with tempfile.TemporaryDirectory() as folder:

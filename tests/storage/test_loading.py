@@ -11,6 +11,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import optax  # type: ignore[import-untyped]
+import orbax.checkpoint as ocp
 import pytest
 
 import holdfast
@@ -242,3 +243,23 @@ def test_loading_writes_nothing(path: Path) -> None:
     holdfast.load(path)
     holdfast.checkpoints(path, deep=True)
     assert listing() == before
+
+
+def test_keys_with_dots_come_back_as_they_were(tmp_path: Path) -> None:
+    state = {"layer": jnp.ones(2), "layer.bias": jnp.zeros(2), "a.b": {"c.d": jnp.arange(3.0)}}
+    store = store_at(tmp_path / "run", 1)
+    store.save(1, state).result(30)
+    store.close()
+    loaded = holdfast.load(tmp_path / "run")
+    assert jax.tree_util.tree_structure(loaded.state) == jax.tree_util.tree_structure(state)
+    assert bits(loaded.state) == bits(state)
+
+
+def test_names_of_plain_orbax_that_are_above_each_other_are_all_loaded(tmp_path: Path) -> None:
+    """Plain Orbax stores names, not keys: ``layer.bias`` is a level below ``layer`` unless ``layer`` is a leaf."""
+    state = {"layer": jnp.ones(2), "layer.bias": jnp.zeros(2), "other": {"w": jnp.arange(3.0)}}
+    with ocp.CheckpointManager(tmp_path / "orbax") as manager:
+        manager.save(1, args=ocp.args.StandardSave(state))
+        manager.wait_until_finished()
+    holdfast.seal(tmp_path / "orbax")
+    assert bits(holdfast.load(tmp_path / "orbax").state) == bits(state)

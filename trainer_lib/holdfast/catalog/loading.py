@@ -16,7 +16,7 @@ from holdfast.catalog.contents import contents_of, is_own
 from holdfast.catalog.listing import CheckpointFolder, is_step, only_checkpoint_folder, step_at
 from holdfast.state import metadata
 from holdfast.state.changes import Allowed, compare
-from holdfast.state.leaves import Leaf, Structure, is_below, name_of
+from holdfast.state.leaves import Leaf, Structure, is_below, name_of, parts_of
 from holdfast.store.read.candidates import NEWEST, CheckpointChoice, Metric
 from holdfast_contract.manifest import Manifest, Rejection
 from holdfast_contract.runfolder import Found
@@ -170,13 +170,22 @@ def _nested(read: _Read, stored: Mapping[str, Leaf]) -> PyTree:
     if set(values) == {""}:
         return values[""]
     tree: dict[str, Any] = {}
-    for name in stored:
-        *parents, last = name.split(".")
+    for name, leaf in stored.items():
+        *parents, last = _keys_of(name, leaf, stored)
         node = tree
         for parent in parents:
             node = node.setdefault(parent, {})
         node[last] = values[name]
     return tree
+
+
+def _keys_of(name: str, leaf: Leaf, stored: Mapping[str, Leaf]) -> list[str]:
+    """The keys on the way to a leaf. Plain Orbax stores only names: a dot is taken as a level unless a leaf is above it."""
+    keys = parts_of(leaf.path)
+    if leaf.path != f".{name}" and ".".join(keys) == name:
+        return keys
+    keys = name.split(".")
+    return [name] if any(".".join(keys[:count]) in stored for count in range(1, len(keys))) else keys
 
 
 def _filled(read: _Read, stored: Mapping[str, Leaf], like: PyTree, allowed: Allowed) -> _Filled:

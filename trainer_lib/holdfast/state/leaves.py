@@ -74,11 +74,16 @@ _PATH_PART: Final = re.compile(
 
 def name_of(path: str) -> str:
     """The stored name of a leaf, in Orbax's spelling: ``.params['layers'][0]['w']`` is ``params.layers.0.w``."""
+    return ".".join(parts_of(path))
+
+
+def parts_of(path: str) -> list[str]:
+    """The keys on the way to a leaf: ``.params['a.b'][0]`` is ``params``, ``a.b``, ``0``."""
     parts = []
     for found in _PATH_PART.finditer(path):
         quoted = found["quoted"]
         parts.append(str(ast.literal_eval(quoted)) if quoted else found["attribute"] or found["flat"] or found["plain"])
-    return ".".join(parts)
+    return parts
 
 
 def is_below(name: str, prefix: str) -> bool:
