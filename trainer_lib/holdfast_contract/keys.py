@@ -94,6 +94,7 @@ METADATA_FILE: Final = "METADATA.json"  # what the program noted beside its stat
 STATE_FOLDER: Final = "state"  # in a step's folder: a plain Orbax checkpoint of the training state
 PARTIAL_FILE: Final = "PARTIAL.json"  # written first into a step's folder, removed after its manifest; marks it as ours
 RESTORED_FILE: Final = "RESTORED.json"  # in an attempt's folder: what it went on from, until it has a checkpoint itself
+ANEW_FILE: Final = "ANEW.json"  # in an attempt's folder: it began anew, and this was the newest checkpoint before it
 TRASH_PREFIX: Final = ".trash-"  # a folder being deleted was renamed to this first; never a candidate
 
 

@@ -9,7 +9,7 @@ from collections import deque
 from collections.abc import Callable, Iterable, Mapping
 from typing import Any, Final
 
-from holdfast.policies.metric_values import REMEMBERED_VALUES, as_finite_floats
+from holdfast.policies.metric_values import REMEMBERED_VALUES, as_finite_floats, readable
 from holdfast_contract.sync import Progress
 
 RECENT_STEPS: Final = 32
@@ -109,8 +109,8 @@ class Steps:
             self._last_completion = now
             self._completed, self._metrics = max(step, self._completed), metrics
             for name, values in self._recent.items():
-                if name in metrics:
-                    values.append(float(metrics[name]))
+                if name in metrics and (value := readable(metrics[name])) is not None:
+                    values.append(value)
         self._on_completed(step)
 
 
