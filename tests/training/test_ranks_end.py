@@ -83,3 +83,26 @@ def test_sigterm_to_a_process_alone_saves_and_stops(tmp_path: Path) -> None:
         assert ranks.codes() == [ExitCode.SAVED]
         last = int(re.findall(r"step (\d+)\n", ranks[0].output)[-1])
     assert newest_step(tmp_path) == last
+
+
+@pytest.mark.parametrize(("leave", "last"), [("--break-after", 9), ("--break-before", 8)])
+def test_ranks_that_leave_the_loop_early_save_their_last_commit(tmp_path: Path, leave: str, last: int) -> None:
+    with world(tmp_path, "--save-at", "3", leave, "all:9") as ranks:
+        assert ranks.codes() == [0, 0], ranks[0].output[-3000:]
+    assert newest_step(tmp_path) == last
+    with world(tmp_path, "--steps", "12") as ranks:
+        assert ranks.codes() == [0, 0]
+        resumed = re.findall(r"digest (\w+)", ranks[0].output)
+    with world(tmp_path / "whole", "--steps", "12") as ranks:
+        assert ranks.codes() == [0, 0]
+        assert re.findall(r"digest (\w+)", ranks[0].output) == resumed != []
+
+
+def test_ranks_that_commit_differently_are_both_named_and_save_nothing(tmp_path: Path) -> None:
+    with world(tmp_path, "--save-at", "3", "--break-after", "all:9", "--forget-commit", "1:9") as ranks:
+        assert ranks.codes(PROMPT_SECONDS + 60) == [ExitCode.USAGE, ExitCode.USAGE]
+        for rank in ranks.ranks:
+            assert re.search(
+                r"RanksDisagree: .*step 9 committed .*on process 0, step 8 committed .*on process 1", rank.output
+            )
+    assert newest_step(tmp_path) == 3

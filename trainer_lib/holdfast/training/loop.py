@@ -132,7 +132,9 @@ class TrainingLoop:
         runtime = self._runtime
         with runtime.trainer.accountant.within(Bucket.SAVE_STALL):
             runtime.trainer.steps.wait(self._gate.entered)
-            outcome = verdict(exchange(runtime.coordination, self._left()), runtime.trainer.status.newest)
+            left = exchange(runtime.coordination, self._left())
+            runtime.saves.wait()
+            outcome = verdict(left, runtime.trainer.status.newest)
         last, self._unsaved = self._unsaved, None
         if outcome.save and last is not None:
             log.info("the loop was left after step %d, which is saved now", last.step)

@@ -86,7 +86,7 @@ class Steps:
                 results = self._pending[0][1]
             except IndexError:  # another thread was faster
                 return
-            if not all(result.is_ready() for result in results):
+            if not all(map(_is_ready, results)):
                 return
             self._finish_first(results)
 
@@ -112,6 +112,13 @@ class Steps:
                 if name in metrics and (value := readable(metrics[name])) is not None:
                     values.append(value)
         self._on_completed(step)
+
+
+def _is_ready(result: Any) -> bool:
+    try:
+        return bool(result.is_ready())
+    except RuntimeError:  # deleted, for the program donated it: there is nothing left to wait for
+        return True
 
 
 def results_of(state: Any, metrics: Mapping[str, Any]) -> list[Any]:
