@@ -1,4 +1,7 @@
-"""The last commit of a session, held until it is saved: what is needed to save it exactly when the loop is left early."""
+"""The last commit of a session, held until it is saved: what is needed to save it exactly when the loop is left early.
+
+A state that is not donated to the next step lives until the next commit because of this, beside the state that replaces it.
+"""
 
 from __future__ import annotations
 
