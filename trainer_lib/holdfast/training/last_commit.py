@@ -27,25 +27,34 @@ _IMMUTABLE: Final = (jax.Array, bool, int, float, complex, str, bytes, np.generi
 
 
 class HeldState:
-    """The state that a commit was given. Its containers may change afterwards, and so may what changes in place."""
+    """The state that a commit was given. Its containers may change afterwards, and so may what changes in place.
 
-    def __init__(self, state: PyTree) -> None:
-        if nnx.holds_objects(state):
-            self._tree: Callable[[], PyTree] = lambda: state
-            self.changes_in_place = True
-            return
-        leaves, structure = jax.tree_util.tree_flatten(state)
-        self._tree = lambda: jax.tree_util.tree_unflatten(structure, leaves)
-        self.changes_in_place = not all(isinstance(leaf, _IMMUTABLE) for leaf in leaves)
+    Made at every commit, so it looks at no leaf before somebody asks.
+
+    Args:
+        state: any pytree.
+        holds_objects: whether NNX objects are in it, which is slow to find out.
+    """
+
+    def __init__(self, state: PyTree, *, holds_objects: bool) -> None:
+        self._holds_objects = holds_objects
+        leaves, structure = ([], None) if holds_objects else jax.tree_util.tree_flatten(state)
+        self._state, self._leaves, self._structure = state if holds_objects else None, leaves, structure
+
+    def changes_in_place(self) -> bool:
+        """Whether a later step may have changed the numbers themselves."""
+        return self._holds_objects or not all(isinstance(leaf, _IMMUTABLE) for leaf in self._leaves)
 
     def is_deleted(self) -> bool:
         """Whether arrays of it were donated to a later computation."""
-        leaves = jax.tree_util.tree_leaves(nnx.arrays_of(self._tree()))
+        leaves = jax.tree_util.tree_leaves(nnx.arrays_of(self._state)) if self._holds_objects else self._leaves
         return any(isinstance(leaf, jax.Array) and leaf.is_deleted() for leaf in leaves)
 
     def tree(self) -> PyTree:
         """The state."""
-        return self._tree()
+        if self._holds_objects:
+            return self._state
+        return jax.tree_util.tree_unflatten(self._structure, self._leaves)
 
 
 @dataclass(frozen=True)
@@ -65,7 +74,7 @@ class Commit:
             return f"arrays of the state after step {self.step} were donated to a later computation"
         if entered == self.step:
             return ""
-        if self.state.changes_in_place:
+        if self.state.changes_in_place():
             return f"the state changes in place (Flax NNX objects or NumPy arrays), and step {entered} has begun"
         if self.data is not None and self.position is None:
             return (

@@ -55,6 +55,7 @@ class TrainingLoop:
         self._committed: int | None = None
         self._unsaved: Commit | None = None
         self._capture = PositionCapture()
+        self._holds_objects: bool | None = None  # NNX objects: known from the first commit on
 
     @property
     def has_finished(self) -> bool:
@@ -142,6 +143,7 @@ class TrainingLoop:
         return outcome
 
     def _held(self, step: int, state: Any, given: Given) -> Commit:
+        from holdfast.state import nnx
         from holdfast.training.last_commit import Commit, HeldState
 
         data = given.data
@@ -149,7 +151,10 @@ class TrainingLoop:
         self._require_data_as_before(data)
         metrics = with_verdict(given.metrics or {}, self._runtime.config.healthy)
         noted = notes.to_bytes(given.metadata)
-        return Commit(step, HeldState(state), data, self._capture.at_commit(data), metrics, noted)
+        if self._holds_objects is None:
+            self._holds_objects = nnx.holds_objects(state)
+        held = HeldState(state, holds_objects=self._holds_objects)
+        return Commit(step, held, data, self._capture.at_commit(data), metrics, noted)
 
     def _save(self, commit: Commit, state: Any, *, keep: bool) -> SaveHandle:
         from holdfast.state import nnx
