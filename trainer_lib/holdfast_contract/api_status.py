@@ -18,6 +18,8 @@ MAX_CONDITIONS: Final = 16
 MAX_REJECTED: Final = 16
 MAX_FAILURE_TIMES: Final = 128
 MAX_MESSAGE: Final = 4096
+MAX_STANDING_NOTICES: Final = 128
+MAX_CALLED_OFF: Final = 4096
 
 Text = Annotated[str, Field(max_length=MAX_MESSAGE)]
 ShortText = Annotated[str, Field(max_length=317)]
@@ -100,8 +102,8 @@ class NoticeStatus(StatusModel):
     """Name of the node."""
     source: ShortText
     """What gave the notice."""
-    deadline: datetime
-    """When the node is expected to go."""
+    deadline: datetime | None = None
+    """When the node is expected to go; absent if nothing says so, as with a cordon."""
     noticed_at: datetime | None = None
     """When the operator saw the notice first."""
 
@@ -110,13 +112,43 @@ class PreemptionStatus(StatusModel):
     """The current or the last preemption: its notice and what became of the save."""
 
     notice: NoticeStatus | None = None
-    """The notice with the earliest deadline."""
+    """The notice that binds: of those that replace workers the one with the earliest deadline, else an advisory one."""
     standing: bool = False
     """Whether the notice still stands and is being acted on."""
     save_id: Annotated[str, Field(max_length=128)] = ""
     """Identifier of the save request that answers the notice."""
     outcome: SaveOutcome | None = None
     """How the save ended: pending, committed, fresh, too-late, failed or cancelled."""
+    reason: Text = ""
+    """Why the save ended so."""
+    saved_step: Count | None = None
+    """Step of the checkpoint that answers the notice."""
+    seconds_to_spare: float | None = None
+    """Seconds between the moment the save was seen committed and the deadline."""
+
+
+class StandingNotice(StatusModel):
+    """A notice that stands, and the save that answers it. Its key is the node with the pod or the source."""
+
+    node: ShortText
+    """Name of the node."""
+    pod: ShortText = ""
+    """Name of the pod, if only that pod ends; empty if the whole node does."""
+    source: ShortText
+    """What gave the notice."""
+    urgency: Literal["imminent", "planned", "advisory"]
+    """imminent: the worker is replaced before the deadline. planned: it is replaced once the new pod is ready. advisory:
+    it is not replaced."""
+    noticed_at: datetime
+    """When the operator saw the notice first."""
+    deadline: datetime | None = None
+    """When the node is expected to go; absent if nothing says so."""
+    save_id: Annotated[str, Field(max_length=128)] = ""
+    """Identifier of the save request that answers the notice in the active attempt."""
+    tries: Count = 0
+    """How many saves were requested for the notice in the active attempt."""
+    outcome: SaveOutcome | None = None
+    """How that save ended; absent if none was requested in the active attempt."""
     reason: Text = ""
     """Why the save ended so."""
     saved_step: Count | None = None
@@ -141,7 +173,7 @@ class Transition(StatusModel):
     began_at: datetime | None = None
     """When the preparation began."""
     deadline: datetime | None = None
-    """When the switch happens at the latest, ready or not; absent if nothing trains meanwhile."""
+    """When the switch happens at the latest, ready or not; absent if it happens only once the new pods are ready."""
 
 
 class SaveStatus(StatusModel):
@@ -282,6 +314,10 @@ class TrainingJobStatus(StatusModel):
     """Which checkpoints count."""
     preemption: PreemptionStatus | None = None
     """The current or the last preemption."""
+    notices: Annotated[tuple[StandingNotice, ...], Field(max_length=MAX_STANDING_NOTICES)] = ()
+    """The notices that stand, each with the save that answers it; the one that binds comes first."""
+    called_off: Annotated[tuple[Annotated[str, Field(max_length=64)], ...], Field(max_length=MAX_CALLED_OFF)] = ()
+    """UIDs of pods that were created for a replacement that was called off. They never become workers."""
     progress: ProgressStatus | None = None
     """How far training is."""
     workers: WorkersStatus = Field(default_factory=WorkersStatus)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from dataclasses import dataclass
 from datetime import datetime
 from typing import Final, Literal
@@ -146,9 +147,23 @@ def _preempted(view: JobView, status: TrainingJobStatus) -> TrainingJobStatus:
     record = status.preemption
     if record is None or not record.standing or record.notice is None:
         return put(view, status, Condition.PREEMPTED, value="False", reason=Reason.NO_NOTICE)
-    deadline = record.notice.deadline.strftime("%Y-%m-%dT%H:%M:%SZ")
-    message = f"notice for node {record.notice.node}: {record.notice.source}, deadline {deadline}"
+    ends_at = record.notice.deadline
+    deadline = f"deadline {ends_at.strftime('%Y-%m-%dT%H:%M:%SZ')}" if ends_at is not None else "no deadline"
+    message = "; ".join([f"notice for node {record.notice.node}: {record.notice.source}, {deadline}", *_unready(view)])
     return put(view, status, Condition.PREEMPTED, value="True", reason=Reason.PREEMPTION_NOTICED, message=message)
+
+
+def _unready(view: JobView) -> Iterator[str]:
+    """What a replacement waits for while training continues."""
+    transition = view.status.transition
+    if transition is None or not transition.training:
+        return
+    unready = [w for w in view.workers if w.index in transition.workers and view.last_report(w.incoming) is None]
+    if unready and transition.deadline is None:
+        yield "training continues until the new pods are ready, or until the machine goes away"
+    for worker in unready[:8]:
+        why = "not created yet" if worker.incoming is None else worker.incoming.waiting or worker.incoming.phase
+        yield f"new pod of worker {worker.index}: {why}"
 
 
 def get_reason(status: TrainingJobStatus, kind: Condition) -> str:

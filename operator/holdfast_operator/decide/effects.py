@@ -79,7 +79,8 @@ def _timers(view: JobView) -> Iterator[float]:
         yield 2.0
     transition = status.transition
     if transition is not None and transition.training:
-        yield max(0.0, replacement.switch_left_seconds(view, transition))
+        if transition.deadline is not None:
+            yield max(0.0, replacement.switch_left_seconds(view, transition))
     elif transition is not None:
         if (pause := attempts.backoff_left_seconds(view, status)) > 0:
             yield pause
@@ -144,7 +145,7 @@ def _create(view: JobView) -> Iterator[CreatePod]:
     taken = {(p.index, p.created_in_attempt) for p in view.observed.pods}
     for worker in view.workers:
         if transition is not None and transition.training:
-            missing = worker.index in transition.workers and worker.incoming is None
+            missing = worker.index in transition.workers and not view.usable(worker.incoming)
         elif transition is not None or not status.active_attempt:
             missing = not view.usable(worker.pod)
         else:

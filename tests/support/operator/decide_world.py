@@ -41,6 +41,7 @@ from holdfast_operator.decide.facts import (
     PodFact,
     Taint,
 )
+from holdfast_operator.decide.members import JobView
 from holdfast_operator.decide.precedence import decide
 
 START = datetime(2026, 1, 1, tzinfo=UTC)
@@ -156,7 +157,7 @@ class World:
     def _schedule(self, name: str) -> None:
         """As the scheduler does it: no node that the pod avoids, none with a taint. Without a place it waits."""
         pod = self.pods[name]
-        free = [n for n, node in sorted(self.nodes.items()) if n not in pod.avoids and not node.taints]
+        free = [n for n, node in sorted(self.nodes.items()) if n not in pod.avoids and _takes_pods(node)]
         if free and not pod.node:
             self.pods[name] = replace(pod, node=free[pod.index % len(free)])
 
@@ -277,8 +278,33 @@ class World:
         agent = self.agent(0)
         agent.say(self.now, newest=CheckpointRef(agent.report.attempt, step, f"d{agent.report.attempt}-{step}"))
 
-    def taint(self, node: str, key: str = "karpenter.sh/disrupted") -> None:
-        self.nodes[node] = replace(self.nodes[node], taints=(Taint(key, "", "NoSchedule", self.now),))
+    def taint(
+        self, node: str, key: str = "karpenter.sh/disrupted", effect: str = "NoSchedule", *, age_seconds: float = 0.0
+    ) -> None:
+        added_at = self.now - timedelta(seconds=age_seconds)
+        self.nodes[node] = replace(self.nodes[node], taints=(Taint(key, "", effect, added_at),))
+
+    def cordon(self, node: str) -> None:
+        self.nodes[node] = replace(self.nodes[node], unschedulable=True)
+
+    def remove_node(self, node: str) -> None:
+        """The node object is deleted and its machine ends; its pods stay in the API for a while."""
+        for pod in self.pods.values():
+            if pod.node == node and pod.uid in self.agents:
+                self.agents[pod.uid].silent = True
+        del self.nodes[node]
+
+    def member(self, index: int) -> PodFact:
+        """The pod in which this worker trains."""
+        pod = JobView.of(self.observe(), self.now).workers[index].pod
+        assert pod is not None
+        return pod
+
+    def delete_pod(self, index: int, grace_seconds: float = 30.0) -> None:
+        """Somebody deletes the worker's pod: it terminates within its grace period."""
+        pod = self.member(index)
+        ends_at = self.now + timedelta(seconds=grace_seconds)
+        self.pods[pod.name] = replace(pod, deleted_at=ends_at, grace_seconds=grace_seconds)
 
     def untaint(self, node: str) -> None:
         self.nodes[node] = replace(self.nodes[node], taints=())
@@ -306,6 +332,11 @@ class World:
 
     def node_of(self, index: int) -> str:
         return max((p for p in self.pods.values() if p.index == index), key=lambda p: p.created_in_attempt).node
+
+
+def _takes_pods(node: NodeFact) -> bool:
+    """Whether the scheduler would place a pod there."""
+    return not node.unschedulable and all(taint.effect not in {"NoSchedule", "NoExecute"} for taint in node.taints)
 
 
 def ready_node(name: str) -> NodeFact:

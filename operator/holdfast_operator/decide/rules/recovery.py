@@ -6,11 +6,24 @@ first worker ends ──► wait while its end may only follow another's ──�
 
 from __future__ import annotations
 
+from typing import Final
+
 from holdfast_contract.reasons import Cause, Reason
-from holdfast_operator.decide import attempts, causes, ending, failure_budget, notices, preemption_record, stopping
+from holdfast_operator.decide import (
+    attempts,
+    causes,
+    ending,
+    failure_budget,
+    notice_memory,
+    notices,
+    preemption_record,
+    stopping,
+)
 from holdfast_operator.decide.actions import Event, StatusDecision, Wait
 from holdfast_operator.decide.causes import End
 from holdfast_operator.decide.members import JobView
+
+_ANNOUNCED: Final = frozenset({Cause.PREEMPTION, Cause.EVICTED, Cause.NODE_LOST, Cause.POD_LOST})
 
 
 def recover(view: JobView) -> StatusDecision | Wait | None:
@@ -63,11 +76,21 @@ def _end_attempt(view: JobView, found: tuple[End, ...]) -> StatusDecision:
     if silent:
         why = f"the agents of workers {list(silent)} stopped reporting, and the trainers of the others aborted"
         return _conclude(view, Cause.POD_LOST, None, found, why, more_workers=silent)
-    doomed = {i for n in notices.find(view) for i in n.workers}
-    preempted = first.worker.index in doomed or _went_as_noticed(view, first)
+    preempted = _came_true(view, first) or _went_as_noticed(view, first)
     preempted = preempted and view.status.preemption is not None and view.status.preemption.standing
     cause = Cause.PREEMPTION if preempted else first.cause
     return _conclude(view, cause, first, found, first.sentence)
+
+
+def _came_true(view: JobView, end: End) -> bool:
+    """Whether the end is what a notice for this worker announced.
+
+    Under a planned notice the machine may run for days: only the end of the pod or the node is meant.
+    """
+    warned = notice_memory.urgencies(view, end.worker.index)
+    if notices.Urgency.IMMINENT in warned:
+        return True
+    return notices.Urgency.PLANNED in warned and end.cause in _ANNOUNCED
 
 
 def _went_as_noticed(view: JobView, end: End) -> bool:
