@@ -20,6 +20,7 @@ MAX_FAILURE_TIMES: Final = 128
 MAX_MESSAGE: Final = 4096
 MAX_STANDING_NOTICES: Final = 128
 MAX_CALLED_OFF: Final = 4096
+MAX_SETBACKS: Final = 256
 
 Text = Annotated[str, Field(max_length=MAX_MESSAGE)]
 ShortText = Annotated[str, Field(max_length=317)]
@@ -155,6 +156,21 @@ class StandingNotice(StatusModel):
     """Step of the checkpoint that answers the notice."""
     seconds_to_spare: float | None = None
     """Seconds between the moment the save was seen committed and the deadline."""
+
+
+class Setback(StatusModel):
+    """Pods of a worker that became unusable before their attempt began: rejected by the kubelet, evicted, deleted, lost."""
+
+    worker: Count
+    """Index of the worker."""
+    count: Annotated[int, Field(ge=1)]
+    """How many in a row."""
+    reason: ShortText = ""
+    """Why the last one became unusable."""
+    node: ShortText = ""
+    """Node of the last one; the next pod prefers other nodes."""
+    retry_at: datetime
+    """The next pod is not created before this."""
 
 
 class Transition(StatusModel):
@@ -316,6 +332,8 @@ class TrainingJobStatus(StatusModel):
     """The current or the last preemption."""
     notices: Annotated[tuple[StandingNotice, ...], Field(max_length=MAX_STANDING_NOTICES)] = ()
     """The notices that stand, each with the save that answers it; the one that binds comes first."""
+    setbacks: Annotated[tuple[Setback, ...], Field(max_length=MAX_SETBACKS)] = ()
+    """Workers whose pods became unusable before the attempt in preparation began. Empty once it begins."""
     called_off: Annotated[tuple[Annotated[str, Field(max_length=64)], ...], Field(max_length=MAX_CALLED_OFF)] = ()
     """UIDs of pods that were created for a replacement that was called off. They never become workers."""
     progress: ProgressStatus | None = None

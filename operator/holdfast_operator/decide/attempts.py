@@ -9,13 +9,20 @@ Every function returns a status. The attempt's number is stored before any pod o
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from typing import Final
 
 from holdfast_contract.api import AttemptEnd, CheckpointPoint, Strategy, TrainingJobStatus, Transition
 from holdfast_contract.api_status import MAX_CALLED_OFF
 from holdfast_contract.reasons import Cause, Metric, Reason
-from holdfast_operator.decide import failure_history, job_goodput, notice_memory, run_inspection, step_progress
+from holdfast_operator.decide import (
+    failure_history,
+    job_goodput,
+    notice_memory,
+    run_inspection,
+    setbacks,
+    step_progress,
+)
 from holdfast_operator.decide.actions import Count, Event, StatusDecision
 from holdfast_operator.decide.causes import End
 from holdfast_operator.decide.members import JobView
@@ -177,6 +184,7 @@ def begin_if_ready(view: JobView, status: TrainingJobStatus) -> StatusDecision |
             "active_attempt": transition.attempt,
             "take_over_attempt": transition.attempt if takes_over else status.take_over_attempt,
             "transition": None,
+            "setbacks": (),
             "end_seen_at": None,
             "failures": failure_history.at_attempt_start(status),
             "checkpoint": status.checkpoint.model_copy(update={"newest": newest, "pinned": newest, "restored": None}),
@@ -193,7 +201,7 @@ def _begun_event(transition: Transition, newest: CheckpointPoint | None) -> Even
     return Event(reason, f"attempt {transition.attempt} begins from {checkpoint or 'the initial state'}, {pods}")
 
 
-def renumber(view: JobView, workers: Iterable[int], *, anywhere: bool = False) -> StatusDecision:
+def renumber(view: JobView, workers: Sequence[int], *, anywhere: bool = False) -> StatusDecision:
     """Continue the preparation under a new number, because pods became unusable before the attempt began.
 
     Args:
@@ -212,7 +220,11 @@ def renumber(view: JobView, workers: Iterable[int], *, anywhere: bool = False) -
         )
     why = "were not scheduled while they avoided nodes that are not doomed any more" if anywhere else "became unusable"
     message = f"attempt {number} is prepared instead: the pods of workers {sorted(workers)} {why}"
-    return StatusDecision(status.model_copy(update=update), (Event(Reason.WORKERS_PENDING, message),))
+    renumbered = status.model_copy(update=update)
+    if not anywhere:
+        renumbered = setbacks.note(view, renumbered, workers)
+        message = "; ".join([message, *setbacks.describe(renumbered)])
+    return StatusDecision(renumbered, (Event(Reason.WORKERS_PENDING, message[:1024]),))
 
 
 def _renumbered(view: JobView, transition: Transition, workers: Iterable[int]) -> tuple[int, ...]:

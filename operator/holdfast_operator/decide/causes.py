@@ -49,9 +49,24 @@ _BY_POD_REASON: Final[Mapping[str, Cause]] = MappingProxyType(
         "Shutdown": Cause.PREEMPTION,
         "Preempting": Cause.PREEMPTION,
         "NodeLost": Cause.NODE_LOST,
-        "NodeAffinity": Cause.EVICTED,
     }
 )
+_REJECTED: Final = frozenset(
+    {
+        "UnexpectedAdmissionError",
+        "NodeAffinity",
+        "NodeName",
+        "NodePorts",
+        "TaintToleration",
+        "TopologyAffinityError",
+        "SMTAlignmentError",
+        "InvalidNodeInfo",
+        "PodFeatureUnsupported",
+        "PodOSNotSupported",
+        "PodOSSelectorNodeLabelDoesNotMatch",
+    }
+)
+"""Reasons of a kubelet that does not admit a pod, besides OutOfcpu, OutOfmemory, OutOfpods ..."""
 
 
 @dataclass(frozen=True)
@@ -77,6 +92,8 @@ def classify(evidence: Evidence) -> Cause:
         return _BY_DISRUPTION.get(evidence.disruption, Cause.EVICTED)
     if evidence.pod_reason in _BY_POD_REASON:
         return _BY_POD_REASON[evidence.pod_reason]
+    if evidence.pod_reason in _REJECTED or evidence.pod_reason.startswith("OutOf"):
+        return Cause.EVICTED
     if evidence.agent_cause is not None:
         return evidence.agent_cause
     if evidence.container_reason == "OOMKilled":

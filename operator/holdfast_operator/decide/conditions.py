@@ -9,6 +9,7 @@ from typing import Final, Literal
 
 from holdfast_contract.api import ConditionStatus, TrainingJobStatus
 from holdfast_contract.reasons import Condition, Reason
+from holdfast_operator.decide import setbacks
 from holdfast_operator.decide.members import JobView
 
 Value = Literal["True", "False", "Unknown"]
@@ -127,7 +128,7 @@ def _missing(view: JobView, status: TrainingJobStatus) -> str:
         if w.pod is not None and view.last_report(w.pod) is None and not w.pod.terminating
     ]
     ready = f"{status.workers.ready} of {view.spec.replicas} workers have reported"
-    return "; ".join([ready, *waiting[:8]])
+    return "; ".join([ready, *waiting[:8], *setbacks.describe(status)])
 
 
 def _checkpoint(view: JobView, status: TrainingJobStatus) -> TrainingJobStatus:
@@ -164,6 +165,7 @@ def _unready(view: JobView) -> Iterator[str]:
     for worker in unready[:8]:
         why = "not created yet" if worker.incoming is None else worker.incoming.waiting or worker.incoming.phase
         yield f"new pod of worker {worker.index}: {why}"
+    yield from setbacks.describe(view.status)
 
 
 def get_reason(status: TrainingJobStatus, kind: Condition) -> str:

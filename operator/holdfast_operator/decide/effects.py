@@ -7,7 +7,7 @@ from typing import Final
 
 from holdfast_contract.api import TrainingJobStatus
 from holdfast_contract.reasons import Condition
-from holdfast_operator.decide import attempts, conditions, ending, job_goodput, notices, replacement
+from holdfast_operator.decide import attempts, conditions, ending, job_goodput, notices, replacement, setbacks
 from holdfast_operator.decide.actions import Action, CreatePod, DeleteJob, DeletePod, Finalizer, JobPlan, StatusDecision
 from holdfast_operator.decide.directives import directives
 from holdfast_operator.decide.members import JobView, node_in_doubt
@@ -90,6 +90,7 @@ def _timers(view: JobView) -> Iterator[float]:
         binding = [n for n in notices.find(view) if n.urgency is not notices.Urgency.ADVISORY]
         if binding:
             yield max(0.0, replacement.replacement_due_seconds(view, binding))
+    yield from (left for s in status.setbacks if (left := setbacks.wait_left_seconds(view, s.worker)) > 0)
     if node_in_doubt(view):
         yield DOUBT_SECONDS
     limit = view.spec.active_deadline_seconds
@@ -150,8 +151,9 @@ def _create(view: JobView) -> Iterator[CreatePod]:
             missing = not view.usable(worker.pod)
         else:
             missing = False
-        if missing and (worker.index, status.attempt) not in taken:
-            yield CreatePod(worker.index, status.attempt, nodes)
+        waits = setbacks.wait_left_seconds(view, worker.index) > 0
+        if missing and not waits and (worker.index, status.attempt) not in taken:
+            yield CreatePod(worker.index, status.attempt, nodes, setbacks.shunned_nodes(view, worker.index))
 
 
 def _delete(view: JobView) -> Iterator[DeletePod]:

@@ -27,6 +27,7 @@ def close(view: JobView, status: TrainingJobStatus) -> TrainingJobStatus:
             "end_seen_at": None,
             "preemption": record.model_copy(update={"standing": False}) if record is not None else None,
             "notices": (),
+            "setbacks": (),
         }
     )
 

@@ -46,7 +46,8 @@ def replace_workers(view: JobView, standing: Sequence[Notice]) -> StatusDecision
     changed = _changed(transition, binding)
     if changed is not None:
         return StatusDecision(view.status.model_copy(update={"transition": changed}), _widened(transition, changed))
-    broken = [w.index for w in view.workers if w.incoming is not None and not view.usable(w.incoming)]
+    newest = ((w.index, w.incoming) for w in view.workers if w.incoming is not None)
+    broken = [i for i, pod in newest if pod.created_in_attempt == transition.attempt and not view.usable(pod)]
     if broken:
         return attempts.renumber(view, broken)
     late = switch_left_seconds(view, transition) <= 0
@@ -159,7 +160,9 @@ def cancel_replacement(view: JobView) -> StatusDecision:
         counts = (Count(Metric.PREEMPTION_SAVES, labels={"outcome": SaveOutcome.CANCELLED.value}),)
     closed = record.model_copy(update=update) if record is not None else None
     status = attempts.call_off(view, view.status, (w.index for w in view.workers))
-    status = status.model_copy(update={"preemption": closed, "notices": (), "save": None, "transition": None})
+    status = status.model_copy(
+        update={"preemption": closed, "notices": (), "save": None, "transition": None, "setbacks": ()}
+    )
     if advisory:
         status = notice_memory.store(status, advisory)
     event = Event(Reason.PREEMPTION_CANCELLED, "the notice was withdrawn; the workers continue in their pods")

@@ -98,6 +98,8 @@ class World:
     directives: dict[str, Directive] = field(default_factory=dict)
     plans: list[JobPlan] = field(default_factory=list)
     created: list[str] = field(default_factory=list)
+    shunned: dict[str, tuple[str, ...]] = field(default_factory=dict)  # by pod name
+    rejects: dict[str, str] = field(default_factory=dict)  # why a node's kubelet does not admit pods
     saving: bool = True  # whether trainers answer save requests
 
     def __post_init__(self) -> None:
@@ -152,12 +154,14 @@ class World:
         uid = f"{name}/{len(self.created)}"
         avoids = frozenset(action.avoid_nodes)
         self.pods[name] = PodFact(name, uid, action.index, action.attempt, "Pending", avoids=avoids)
+        self.shunned[name] = action.shun_nodes
         self._schedule(name)
 
     def _schedule(self, name: str) -> None:
         """As the scheduler does it: no node that the pod avoids, none with a taint. Without a place it waits."""
         pod = self.pods[name]
         free = [n for n, node in sorted(self.nodes.items()) if n not in pod.avoids and _takes_pods(node)]
+        free = [n for n in free if n not in self.shunned.get(name, ())] or free
         if free and not pod.node:
             self.pods[name] = replace(pod, node=free[pod.index % len(free)])
 
@@ -188,6 +192,9 @@ class World:
             self._schedule(name)
             pod = self.pods[name]
             if pod.phase == "Pending" and pod.node and not pod.terminating:
+                if pod.node in self.rejects:
+                    self.pods[name] = replace(pod, phase="Failed", reason=self.rejects[pod.node])
+                    continue
                 number = int(pod.uid.rsplit("/", 1)[1])
                 self.pods[name] = replace(pod, phase="Running", ip=f"10.0.0.{number}")
                 report = Report(PROTOCOL, 0, "", TrainerPhase.NONE)
