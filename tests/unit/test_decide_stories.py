@@ -768,7 +768,7 @@ def test_attempts_that_reach_no_step_slow_down_even_where_nothing_is_counted() -
     world = trained()
     began = world.now
     for number in range(1, 9):
-        world.settle(lambda n=number: world.status.active_attempt == n, passes=200)  # type: ignore[misc]
+        world.settle(lambda n=number: world.status.active_attempt == n, passes=500)  # type: ignore[misc]
         for agent in world.agents.values():  # no step is completed in any attempt
             agent.silent = True
             agent.say(world.now, attempt=number, phase=TrainerPhase.STARTING, exit=None, progress=None)
@@ -777,8 +777,8 @@ def test_attempts_that_reach_no_step_slow_down_even_where_nothing_is_counted() -
         for agent in world.agents.values():
             agent.silent = False
     assert world.status.restarts == {"Preemption": 8}
-    assert (world.now - began).total_seconds() >= 2 + 4 + 8 + 16
-    world.settle(world.training, passes=200)
+    assert (world.now - began).total_seconds() >= 10 + 20 + 40 + 80
+    world.settle(world.training, passes=500)
     before = world.now
     world.crash(0, 1)
     world.settle(lambda: world.status.active_attempt == 10)

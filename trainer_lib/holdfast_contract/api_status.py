@@ -272,6 +272,8 @@ class FailureStatus(StatusModel):
     were warned and had saved their last step."""
     running_seconds: Annotated[float, Field(ge=0)] = 0.0
     """For how many seconds trainers had run when the active attempt began."""
+    stepless: Count = 0
+    """How many attempts in a row ended before they completed a step; from the second on, the next one waits."""
 
 
 class AttemptEnd(StatusModel):

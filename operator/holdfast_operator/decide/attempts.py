@@ -10,12 +10,12 @@ Every function returns a status. The attempt's number is stored before any pod o
 from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
-from typing import Final
 
 from holdfast_contract.api import AttemptEnd, CheckpointPoint, Strategy, TrainingJobStatus, Transition
 from holdfast_contract.api_status import MAX_CALLED_OFF
 from holdfast_contract.reasons import Cause, Metric, Reason
 from holdfast_operator.decide import (
+    backoff,
     failure_history,
     job_goodput,
     notice_memory,
@@ -27,10 +27,6 @@ from holdfast_operator.decide.actions import Count, Event, StatusDecision
 from holdfast_operator.decide.causes import End
 from holdfast_operator.decide.members import JobView
 from holdfast_operator.decide.notices import Urgency
-
-FREE_ATTEMPTS: Final = 3
-"""How many attempts in a row may end without a completed step before the next one has to wait."""
-LONGEST_PAUSE_SECONDS: Final = 60.0
 
 
 def finish(view: JobView, cause: Cause, *, message: str, end: End | None = None) -> TrainingJobStatus:
@@ -53,6 +49,9 @@ def finish(view: JobView, cause: Cause, *, message: str, end: End | None = None)
     lost = lost_steps(view)
     status = job_goodput.charge_rework(view, lost)
     counted = failure_history.after_end(status, cause, lost_steps=lost)
+    if cause is not Cause.USER_REQUEST:
+        stepless = 0 if step_progress.has_stepped(view) else counted.stepless + 1
+        counted = counted.model_copy(update={"stepless": stepless})
     status = notice_memory.forget_saves(status)
     return status.model_copy(update={"last_end": record, "end_seen_at": None, "save": None, "failures": counted})
 
@@ -148,16 +147,9 @@ def _following(
 
 
 def backoff_left_seconds(view: JobView, status: TrainingJobStatus) -> float:
-    """Seconds until the prepared attempt may begin. After FREE_ATTEMPTS without a step, the wait doubles each time."""
-    transition, known = status.transition, status.progress
-    if transition is None or transition.cause is None or transition.began_at is None:
-        return 0.0
-    stepless = status.restarts_total if known is None else transition.attempt - known.attempt
-    stepped = known is not None and known.attempt >= status.active_attempt
-    if stepped or stepless <= FREE_ATTEMPTS:
-        return 0.0
-    pause = min(LONGEST_PAUSE_SECONDS, 2.0 ** min(stepless - FREE_ATTEMPTS, 10))
-    return pause - (view.now - transition.began_at).total_seconds()
+    """Seconds until the prepared attempt may begin. After an attempt that completed a step, the next begins at once."""
+    begins_at = backoff.attempt_begins_at(view.job.uid, status)
+    return 0.0 if begins_at is None else (begins_at - view.now).total_seconds()
 
 
 def begin_if_ready(view: JobView, status: TrainingJobStatus) -> StatusDecision | None:

@@ -3,7 +3,10 @@
 from __future__ import annotations
 
 import hashlib
+from datetime import datetime, timedelta
 from typing import Final
+
+from holdfast_contract.api import TrainingJobStatus
 
 FIRST_SECONDS: Final = 10.0
 LONGEST_SECONDS: Final = 300.0
@@ -23,3 +26,17 @@ def wait_seconds(seed: str, failures: int) -> float:
     seconds = min(LONGEST_SECONDS, FIRST_SECONDS * 2.0 ** min(failures - 2, 10))
     fraction = int.from_bytes(hashlib.sha256(f"{seed}/{failures}".encode()).digest()[:4]) / 2**32
     return float(min(LONGEST_SECONDS, seconds * (1 + JITTER * fraction)))
+
+
+def attempt_begins_at(job_uid: str, status: TrainingJobStatus) -> datetime | None:
+    """When the prepared attempt may begin, if attempts in a row have completed no step; None: as soon as it is ready.
+
+    Args:
+        job_uid: the job's UID.
+        status: the status with the preparation.
+    """
+    transition = status.transition
+    if transition is None or transition.training or transition.cause is None or transition.began_at is None:
+        return None
+    seconds = wait_seconds(job_uid, status.failures.stepless)
+    return transition.began_at + timedelta(seconds=seconds) if seconds else None

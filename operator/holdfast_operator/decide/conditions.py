@@ -9,7 +9,7 @@ from typing import Final, Literal
 
 from holdfast_contract.api import ConditionStatus, TrainingJobStatus
 from holdfast_contract.reasons import Condition, Reason
-from holdfast_operator.decide import setbacks
+from holdfast_operator.decide import backoff, setbacks
 from holdfast_operator.decide.members import JobView
 
 Value = Literal["True", "False", "Unknown"]
@@ -112,12 +112,20 @@ def _running(view: JobView, status: TrainingJobStatus) -> tuple[Value, Reason, s
         reason = Reason.INSPECTING_STORAGE if ready else Reason.WAITING_FOR_WORKERS
         return "False", reason, _missing(view, status)
     if status.transition is not None and not status.transition.training:
-        return "False", Reason.WAITING_FOR_WORKERS, _missing(view, status)
+        return "False", Reason.WAITING_FOR_WORKERS, "; ".join([*_backoff(view, status), _missing(view, status)])
     if status.workers.training == view.spec.replicas:
         return "True", Reason.TRAINING, f"all {view.spec.replicas} workers train in attempt {status.active_attempt}"
     if status.progress is not None and status.progress.attempt == status.active_attempt and status.end_seen_at:
         return "False", Reason.RECOVERING, "a trainer has ended; the operator determines the cause"
     return "Unknown", Reason.STARTING, f"the trainers of attempt {status.active_attempt} are starting"
+
+
+def _backoff(view: JobView, status: TrainingJobStatus) -> Iterator[str]:
+    """That the next attempt waits, why, and until when."""
+    begins_at = backoff.attempt_begins_at(view.job.uid, status)
+    if begins_at is not None:
+        until = begins_at.strftime("%Y-%m-%dT%H:%M:%SZ")
+        yield f"{status.failures.stepless} attempts in a row completed no step: the next begins not before {until}"
 
 
 def _missing(view: JobView, status: TrainingJobStatus) -> str:
