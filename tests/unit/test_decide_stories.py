@@ -632,6 +632,7 @@ def test_new_operator_that_has_heard_nobody_yet_changes_nothing() -> None:
     world = trained()
     before, agents = world.status, dict(world.agents)
     world.agents.clear()
+    world.leads_since = world.now
     for _ in range(3):
         world.reconcile()
     assert world.status is before

@@ -68,6 +68,7 @@ class Reason(enum.StrEnum):
     DELETING = "Deleting"
     STORAGE_UNUSABLE = "StorageUnusable"
     WORKERS_PENDING = "WorkersPending"
+    WORKERS_SILENT = "WorkersSilent"
     # checkpoints
     CHECKPOINT_COMMITTED = "CheckpointCommitted"
     CHECKPOINT_RESTORED = "CheckpointRestored"

@@ -11,7 +11,7 @@ from holdfast_contract.exits import FOLLOWER_CODES, ExitCode
 from holdfast_contract.reasons import Cause
 from holdfast_contract.sync import TrainerPhase
 from holdfast_operator.decide.facts import PodFact
-from holdfast_operator.decide.members import JobView, Worker
+from holdfast_operator.decide.members import SILENT_SECONDS, JobView, Worker
 
 SETTLE_SECONDS: Final = 0.5
 """How long a killed trainer (137, 143) is not yet the culprit: the report of another rank's end may be on its way."""
@@ -222,7 +222,14 @@ def open_seconds(view: JobView, found: tuple[End, ...]) -> float:
     limit = CULPRIT_SECONDS if first.aborted and not _others_live(view, found) else SETTLE_SECONDS
     since = view.status.end_seen_at
     waited = (view.now - since).total_seconds() if since is not None else 0.0
-    return max(0.0, limit - waited)
+    return max(0.0, limit - waited, _unheard_seconds(view, found))
+
+
+def _unheard_seconds(view: JobView, found: tuple[End, ...]) -> float:
+    """Seconds in which an agent that has not yet reported to this operator may still do so."""
+    ended = {e.worker.index for e in found}
+    unheard = any(view.last_report(w.pod) is None for w in view.workers if w.index not in ended)
+    return max(0.0, SILENT_SECONDS - view.observed.term_seconds) if unheard else 0.0
 
 
 def _others_live(view: JobView, found: tuple[End, ...]) -> bool:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from dataclasses import dataclass
-from datetime import datetime
+from datetime import datetime, timedelta
 from typing import Final, Literal
 
 from holdfast_contract.api import ConditionStatus, TrainingJobStatus
@@ -25,6 +25,7 @@ class Stamp:
 
 ORDER: Final = tuple(Condition)
 MAX_MESSAGE: Final = 1024
+LONGEST_SILENCE_SECONDS: Final = 1e6
 
 
 def put(
@@ -92,6 +93,8 @@ def derive(view: JobView, status: TrainingJobStatus) -> TrainingJobStatus:
         status = put(view, status, Condition.ADMITTED, value="Unknown", reason=Reason.INSPECTING_STORAGE)
     succeeded = holds(status, Condition.SUCCEEDED)
     good: Value = "True" if running == "True" or succeeded else "False"
+    if why is Reason.WORKERS_SILENT:
+        good = "Unknown"
     status = put(view, status, Condition.READY, value=good, reason=Reason.COMPLETED if succeeded else why)
     return status.model_copy(update={"state": _state(status)})
 
@@ -113,11 +116,34 @@ def _running(view: JobView, status: TrainingJobStatus) -> tuple[Value, Reason, s
         return "False", reason, _missing(view, status)
     if status.transition is not None and not status.transition.training:
         return "False", Reason.WAITING_FOR_WORKERS, "; ".join([*_backoff(view, status), _missing(view, status)])
+    return _training(view, status)
+
+
+def _training(view: JobView, status: TrainingJobStatus) -> tuple[Value, Reason, str]:
+    """The condition while trainers of the active attempt may run."""
+    silent = _silent(view, status)
+    if silent is not None:
+        return "Unknown", Reason.WORKERS_SILENT, silent
     if status.workers.training == view.spec.replicas:
         return "True", Reason.TRAINING, f"all {view.spec.replicas} workers train in attempt {status.active_attempt}"
     if status.progress is not None and status.progress.attempt == status.active_attempt and status.end_seen_at:
         return "False", Reason.RECOVERING, "a trainer has ended; the operator determines the cause"
     return "Unknown", Reason.STARTING, f"the trainers of attempt {status.active_attempt} are starting"
+
+
+def _silent(view: JobView, status: TrainingJobStatus) -> str | None:
+    """Which workers have not reported for too long, and since when; None if there are none."""
+    unended = [w for w in view.workers if w.pod is not None and not w.pod.finished and not w.pod.terminating]
+    silent = [w for w in unended if view.is_silent(w.pod)]
+    if not silent:
+        return None
+    what = f"workers {[w.index for w in silent[:8]]} have not reported since "
+    shown = get(status, Condition.RUNNING)
+    if shown is not None and shown.message.startswith(what):
+        return shown.message  # two clocks give the instant: it must not change by a second in each pass
+    seconds = max(view.silent_seconds(w.pod) for w in silent)
+    since = view.now - timedelta(seconds=min(seconds, LONGEST_SILENCE_SECONDS))
+    return what + since.strftime("%Y-%m-%dT%H:%M:%SZ")
 
 
 def _backoff(view: JobView, status: TrainingJobStatus) -> Iterator[str]:
@@ -194,6 +220,7 @@ def _state(status: TrainingJobStatus) -> str:
         return "Moving" if status.transition is not None else "Preempted"
     running = get(status, Condition.RUNNING)
     words = {Reason.TRAINING: "Training", Reason.STARTING: "Starting", Reason.RECOVERING: "Recovering"}
+    words[Reason.WORKERS_SILENT] = "Unknown"
     if running is None:
         return "Pending"
     if status.active_attempt and status.transition is not None:

@@ -127,6 +127,15 @@ class JobView:
         last = self.last_report(pod)
         return last is not None and last.age_seconds < SILENT_SECONDS
 
+    def silent_seconds(self, pod: PodFact | None) -> float:
+        """For how long the pod's agent has not reported, as far as this operator can know: it leads since a while only."""
+        last = self.last_report(pod)
+        return self.observed.term_seconds if last is None else last.age_seconds
+
+    def is_silent(self, pod: PodFact | None) -> bool:
+        """Whether the pod's agent has been silent for too long. An agent that this operator may yet hear is not."""
+        return self.silent_seconds(pod) >= SILENT_SECONDS
+
     def lost_node(self, pod: PodFact) -> NodeFact | None:
         """The pod's node, if it is lost: no process on it can be reached any more.
 
@@ -135,7 +144,7 @@ class JobView:
         node = self.observed.nodes.get(pod.node)
         if node is None or not node_is_silent(node, self.now):
             return None
-        return node if node_is_gone(node) or not self.has_reported_lately(pod) else None
+        return node if node_is_gone(node) or self.is_silent(pod) else None
 
     def usable(self, pod: PodFact | None) -> bool:
         """Whether the pod can run a trainer of the next attempt."""

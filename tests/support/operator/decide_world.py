@@ -87,6 +87,7 @@ class World:
     pods: dict[str, PodFact] = field(default_factory=dict)
     agents: dict[str, Agent] = field(default_factory=dict)
     nodes: dict[str, NodeFact] = field(default_factory=dict)
+    leads_since: datetime = START - timedelta(hours=1)
     inspection: Inspection = field(default_factory=lambda: Inspection(highest_attempt=0))
     other_owner: OtherOwner | None = None
     deleted_at: datetime | None = None
@@ -113,9 +114,20 @@ class World:
         job = JobFact(
             "ns", "job", "job-uid", 1, START, self.spec, self.status, self.deleted_at, has_finalizer=self.finalizer
         )
-        heard = {uid: LastReport(a.report, (self.now - a.spoke_at).total_seconds()) for uid, a in self.agents.items()}
+        heard = {
+            uid: LastReport(a.report, (self.now - a.spoke_at).total_seconds())
+            for uid, a in self.agents.items()
+            if a.spoke_at >= self.leads_since
+        }
         nodes = {n: self.nodes.get(n, NodeFact(n, exists=False)) for n in hosts}
-        return Observation(job, tuple(self.pods.values()), nodes, heard, self.other_owner)
+        term_seconds = (self.now - self.leads_since).total_seconds()
+        return Observation(job, tuple(self.pods.values()), nodes, heard, self.other_owner, term_seconds)
+
+    def restart_operator(self) -> None:
+        """A new operator leads: it has heard no agent yet, and agents speak to it from the next tick on."""
+        self.leads_since = self.now + timedelta(milliseconds=1)
+        self.now = self.leads_since
+        self.directives = {}
 
     def reconcile(self, effects: int | None = None) -> JobPlan:
         """One pass of the operator; it dies after so many effects."""

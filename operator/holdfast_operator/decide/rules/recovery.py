@@ -107,8 +107,8 @@ def _silent(view: JobView, found: tuple[End, ...]) -> tuple[int, ...]:
         return ()
     ended = {e.worker.index for e in causes.ends(view)}
     age = (view.now - view.status.end_seen_at).total_seconds()
-    last = {w.index: view.last_report(w.pod) for w in view.workers if w.index not in ended}
-    return tuple(i for i, h in last.items() if h is None or h.age_seconds >= age)
+    rest = (w for w in view.workers if w.index not in ended)
+    return tuple(w.index for w in rest if view.silent_seconds(w.pod) >= age)
 
 
 def _conclude(
