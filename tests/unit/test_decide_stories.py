@@ -236,6 +236,7 @@ def test_whoever_is_told_to_exit_learns_how_the_job_ended() -> None:
     world.reconcile()
     assert {d.why for d in world.directives.values()} == {f"the job has failed ({Reason.NO_VALID_CHECKPOINT})"}
     world = trained()
+    world.commit(1)
     for index in range(2):
         world.crash(index, 0)
     world.settle(lambda: conditions.finished(world.status))
@@ -345,6 +346,7 @@ def test_failure_message_of_a_traceback_is_the_error() -> None:
 
 def test_completion_needs_every_worker() -> None:
     world = trained()
+    world.commit(1)
     world.crash(0, 0)
     world.run(2)
     assert not conditions.finished(world.status)
@@ -360,6 +362,7 @@ def test_completion_needs_every_worker() -> None:
 
 def test_completed_job_shows_its_last_step() -> None:
     world = trained()
+    world.commit(99)
     for index in range(2):
         world.agent(index).say(world.now, progress=Progress(99, step_seconds=1.0))
         world.crash(index, 0)
@@ -370,6 +373,7 @@ def test_completed_job_shows_its_last_step() -> None:
 
 def test_worker_torn_down_by_the_first_to_finish_counts_as_done() -> None:
     world = trained()
+    world.commit(1)
     world.crash(0, 0)
     world.crash(1, 134)
     world.settle(lambda: conditions.holds(world.status, Condition.SUCCEEDED))

@@ -87,6 +87,7 @@ class Reason(enum.StrEnum):
     WORKER_MOVED = "WorkerMoved"
     # recovery
     WORKER_CRASHED = "WorkerCrashed"
+    WORKER_STOPPED = "WorkerStopped"
     POD_LOST = "PodLost"
     NODE_LOST = "NodeLost"
     RESTARTING_IN_PLACE = "RestartingInPlace"

@@ -38,14 +38,7 @@ def finish(view: JobView, cause: Cause, *, message: str, end: End | None = None)
         message: the same in words.
         end: the end of the first worker, if one ended.
     """
-    record = AttemptEnd(
-        attempt=view.status.active_attempt,
-        cause=cause,
-        message=message[:4096],
-        worker=end.worker.index if end is not None else None,
-        exit_code=end.code if end is not None else None,
-        last_lines=end.last_lines[-8192:] if end is not None else "",
-    )
+    record = end_record(view.status.active_attempt, cause, message, end)
     lost = lost_steps(view)
     status = job_goodput.charge_rework(view, lost)
     counted = failure_history.after_end(status, cause, lost_steps=lost)
@@ -54,6 +47,25 @@ def finish(view: JobView, cause: Cause, *, message: str, end: End | None = None)
         counted = counted.model_copy(update={"stepless": stepless})
     status = notice_memory.forget_saves(status)
     return status.model_copy(update={"last_end": record, "end_seen_at": None, "save": None, "failures": counted})
+
+
+def end_record(attempt: int, cause: Cause, message: str, end: End | None) -> AttemptEnd:
+    """How an attempt ended, for the status.
+
+    Args:
+        attempt: its number.
+        cause: why it ended.
+        message: the same in words.
+        end: the end of the first worker, if one ended.
+    """
+    return AttemptEnd(
+        attempt=attempt,
+        cause=cause,
+        message=message[:4096],
+        worker=end.worker.index if end is not None else None,
+        exit_code=end.code if end is not None else None,
+        last_lines=end.last_lines[-8192:] if end is not None else "",
+    )
 
 
 def lost_steps(view: JobView) -> int:

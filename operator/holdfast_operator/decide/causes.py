@@ -138,6 +138,11 @@ class End:
         return self.code in _STOPPED
 
     @property
+    def saved(self) -> bool:
+        """Whether the trainer saved its last step before it ended on request."""
+        return self.code == int(ExitCode.SAVED)
+
+    @property
     def aborted(self) -> bool:
         """Whether the trainer aborted, which only follows another rank's end."""
         return self.code in _ABORTED and self.cause in {Cause.FAILURE, Cause.UNKNOWN}
@@ -165,7 +170,8 @@ class End:
         if self.code is None:
             reason = self.evidence.pod_reason or self.evidence.pod_phase
             return f"pod {pod.name} of worker {index}{place} ended ({reason})"
-        return f"the trainer of worker {index}{place} exited with code {self.code}"
+        stopped = {int(ExitCode.SAVED): " (stopped and saved)", int(ExitCode.NOT_SAVED): " (stopped without a save)"}
+        return f"the trainer of worker {index}{place} exited with code {self.code}{stopped.get(self.code, '')}"
 
 
 def ends(view: JobView) -> tuple[End, ...]:

@@ -170,6 +170,8 @@ def _checkpoint(view: JobView, status: TrainingJobStatus) -> TrainingJobStatus:
     errors = [h.report.storage_error for _, h in view.reporting() if h.report.storage_error]
     value: Value = "True" if newest is not None else "False"
     if errors:
+        # Storage that takes no save may not give back the newest checkpoint either.
+        value = "False" if newest is None else "Unknown"
         reason, message = Reason.SAVE_FAILED, errors[0]
     elif newest is None:
         reason, message = Reason.NO_CHECKPOINT_YET, ""

@@ -62,8 +62,10 @@ def _failed_before_start(view: JobView, end: End, unusable: list[int]) -> Status
     """A pod ended before its attempt began. A failure of its program counts; what the cluster does to it does not."""
     if not end.cause.budgeted:
         return attempts.renumber(view, unusable)
-    status = failure_budget.charge(view, view.status, end.cause)
-    event = Event(Reason.WORKER_CRASHED, f"before its attempt began: {end.sentence}", "Warning")
+    message = f"before its attempt began: {end.sentence}"
+    record = attempts.end_record(view.status.attempt, end.cause, message, end)
+    status = failure_budget.charge(view, view.status.model_copy(update={"last_end": record}), end.cause)
+    event = Event(Reason.WORKER_CRASHED, message, "Warning")
     spent = failure_budget.exhausted(view, status)
     if spent is not None:
         decision = ending.fail(view, status, *spent)

@@ -6,7 +6,7 @@ first worker ends ──► wait while its end may only follow another's ──�
 
 from __future__ import annotations
 
-from typing import Final
+from typing import Final, Literal
 
 from holdfast_contract.reasons import Cause, Reason
 from holdfast_operator.decide import (
@@ -23,6 +23,13 @@ from holdfast_operator.decide.actions import Event, StatusDecision, Wait
 from holdfast_operator.decide.causes import End
 from holdfast_operator.decide.members import JobView
 
+_EVENT_REASONS: Final = {
+    Cause.NODE_LOST: Reason.NODE_LOST,
+    Cause.POD_LOST: Reason.POD_LOST,
+    Cause.PREEMPTION: Reason.WORKER_STOPPED,
+    Cause.EVICTED: Reason.WORKER_STOPPED,
+    Cause.ORPHANED: Reason.WORKER_STOPPED,
+}
 _ANNOUNCED: Final = frozenset({Cause.PREEMPTION, Cause.EVICTED, Cause.NODE_LOST, Cause.POD_LOST})
 
 
@@ -126,7 +133,8 @@ def _conclude(
     """
     status = attempts.finish(view, cause, message=why, end=first)
     status = failure_budget.charge(view, status, cause)
-    events = [Event(_event_reason(cause), f"attempt {view.status.active_attempt} ended: {why}", "Warning")]
+    kind: Literal["Normal", "Warning"] = "Normal" if first is not None and first.saved else "Warning"
+    events = [Event(_event_reason(cause), f"attempt {view.status.active_attempt} ended: {why}", kind)]
     answered = preemption_record.close_by_end(view, status, cause, first)
     status, events, counts = answered.status, [*events, *answered.events], [*answered.counts]
     spent = failure_budget.exhausted(view, status) if cause.budgeted else None
@@ -144,4 +152,5 @@ def _conclude(
 
 
 def _event_reason(cause: Cause) -> Reason:
-    return {Cause.NODE_LOST: Reason.NODE_LOST, Cause.POD_LOST: Reason.POD_LOST}.get(cause, Reason.WORKER_CRASHED)
+    """The Event's reason. A worker that the platform or its agent stopped has not crashed."""
+    return _EVENT_REASONS.get(cause, Reason.WORKER_CRASHED)
