@@ -250,3 +250,36 @@ def test_notice_is_remembered_across_attempts_and_saved_for_in_each() -> None:
     world.settle(lambda: bool(world.status.notices) and world.status.notices[0].outcome is SaveOutcome.COMMITTED)
     assert world.status.notices[0].noticed_at == noticed_at
     assert world.status.saves_requested == 2
+
+
+def test_save_that_failed_with_time_left_is_requested_again() -> None:
+    world = trained()
+    world.failing_saves = 1
+    world.taint(world.node_of(1))
+    world.settle(lambda: world.status.restarts_total == 1 and world.training())
+    assert world.status.preemption is not None
+    assert world.status.preemption.outcome is SaveOutcome.COMMITTED
+    assert world.status.goodput.steps_lost == 0
+    assert Reason.PREEMPTION_SAVE_FAILED in told(world)
+
+
+def test_saves_that_fail_again_and_again_do_not_hold_up_the_replacement() -> None:
+    world = trained()
+    world.failing_saves = 100
+    world.taint(world.node_of(1))
+    world.settle(lambda: world.status.transition is not None)
+    assert world.status.saves_requested == 3
+    assert world.status.preemption is not None
+    assert world.status.preemption.outcome is SaveOutcome.FAILED
+
+
+def test_save_that_failed_right_before_the_deadline_is_not_requested_again() -> None:
+    world = trained()
+    world.saving = False
+    world.delete_pod(1, grace_seconds=8)
+    world.settle(lambda: world.status.save is not None)
+    world.run(5)
+    world.saving, world.failing_saves = True, 1
+    world.settle(lambda: world.status.preemption is not None and world.status.preemption.outcome is SaveOutcome.FAILED)
+    world.reconcile()
+    assert world.status.notices[0].tries == 1

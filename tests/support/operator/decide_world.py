@@ -101,6 +101,8 @@ class World:
     created: list[str] = field(default_factory=list)
     shunned: dict[str, tuple[str, ...]] = field(default_factory=dict)  # by pod name
     rejects: dict[str, str] = field(default_factory=dict)  # why a node's kubelet does not admit pods
+    failing_saves: int = 0  # so many save requests fail
+    failed_saves: set[str] = field(default_factory=set)
     saving: bool = True  # whether trainers answer save requests
 
     def __post_init__(self) -> None:
@@ -253,6 +255,13 @@ class World:
         agent.say(self.now, progress=Progress(step, step_seconds=1.0))
         save = directive.save
         if save is None or not self.saving or any(s.id == save.id for s in agent.report.saves):
+            return
+        if self.failing_saves and save.id not in self.failed_saves:
+            self.failing_saves -= 1
+            self.failed_saves.add(save.id)
+            failed = SaveReport(save.id, SaveOutcome.FAILED, None, "no agreement within 2 s")
+            agent.say(self.now, saves=(failed,))
+        if save.id in self.failed_saves:
             return
         ref = CheckpointRef(directive.attempt, step, f"d{directive.attempt}-{step}")
         agent.say(self.now, saves=(SaveReport(save.id, SaveOutcome.COMMITTED, ref),), newest=ref)

@@ -22,6 +22,11 @@ from holdfast_operator.decide.notice_memory import Entries
 from holdfast_operator.decide.notices import Notice
 from holdfast_operator.decide.requested_saves import Verdict
 
+MAX_TRIES: Final = 3
+"""How many saves are requested for a notice as long as they fail."""
+SHORTEST_RETRY_SECONDS: Final = 5.0
+"""With less time than this until the deadline, a failed save is not requested again."""
+
 _REASONS: Final = {
     SaveOutcome.COMMITTED: Reason.PREEMPTION_SAVED,
     SaveOutcome.FRESH: Reason.PREEMPTION_ALREADY_FRESH,
@@ -44,7 +49,7 @@ def answer_notices(view: JobView) -> StatusDecision | None:
     if not standing:
         return _withdrawn(view)
     entries = notice_memory.remember(view, standing)
-    unanswered = [n for n, entry in zip(standing, entries, strict=False) if _needs_save(entry, n, save)]
+    unanswered = [n for n, entry in zip(standing, entries, strict=False) if _needs_save(view, entry, n)]
     if unanswered:
         return _answer(view, entries, unanswered)
     if entries != view.status.notices:
@@ -54,11 +59,19 @@ def answer_notices(view: JobView) -> StatusDecision | None:
     return replacement.replace_workers(view, standing)
 
 
-def _needs_save(entry: StandingNotice, notice: Notice, save: SaveStatus | None) -> bool:
+def _needs_save(view: JobView, entry: StandingNotice, notice: Notice) -> bool:
     """Whether no save answers the notice in this attempt, or one that may come too late."""
+    save = view.status.save
     if entry.outcome is SaveOutcome.PENDING and save is not None:
         return (save.deadline - notice.save_by).total_seconds() > notices.LATER_SECONDS
-    return entry.outcome is None
+    return entry.outcome is None or _may_try_again(view, entry, notice)
+
+
+def _may_try_again(view: JobView, entry: StandingNotice, notice: Notice) -> bool:
+    """Whether a save has failed that may succeed yet: the ranks did not agree in time, or storage hesitated."""
+    if entry.outcome is not SaveOutcome.FAILED or entry.tries >= MAX_TRIES:
+        return False
+    return _left(view, notice.save_by) >= SHORTEST_RETRY_SECONDS and next(view.training(), None) is not None
 
 
 def _withdrawn(view: JobView) -> StatusDecision | None:
@@ -77,15 +90,16 @@ def _answer(view: JobView, entries: Entries, unanswered: Sequence[Notice]) -> St
     if save is None or (save.deadline - nearest).total_seconds() > notices.LATER_SECONDS:
         status = requested_saves.request_save(view, "Preemption", nearest)
     save_id = status.save.id if status.save is not None else ""
-    answered = tuple(
-        _ask(entry, save_id) if entry.outcome in {None, SaveOutcome.PENDING} else entry for entry in entries
-    )
+    keys = {n.key for n in unanswered}
+    asked = (e.outcome is SaveOutcome.PENDING or notices.key_of(e) in keys for e in entries)
+    answered = tuple(_ask(e, save_id) if ask else e for e, ask in zip(entries, asked, strict=True))
     event = _noticed(view, unanswered, f"all workers save now (save {save_id})")
     return StatusDecision(notice_memory.store(status, answered), (event,))
 
 
 def _ask(entry: StandingNotice, save_id: str) -> StandingNotice:
-    return entry.model_copy(update={"save_id": save_id, "outcome": SaveOutcome.PENDING})
+    tries = entry.tries + (entry.save_id != save_id)
+    return entry.model_copy(update={"save_id": save_id, "tries": tries, "outcome": SaveOutcome.PENDING, "reason": ""})
 
 
 def _noticed(view: JobView, noticed: Sequence[Notice], consequence: str) -> Event:
