@@ -315,6 +315,9 @@ class World:
     def cordon(self, node: str) -> None:
         self.nodes[node] = replace(self.nodes[node], unschedulable=True)
 
+    def uncordon(self, node: str) -> None:
+        self.nodes[node] = replace(self.nodes[node], unschedulable=False)
+
     def remove_node(self, node: str) -> None:
         """The node object is deleted and its machine ends; its pods stay in the API for a while."""
         for pod in self.pods.values():
