@@ -147,7 +147,8 @@ def test_columns_show_what_a_person_wants(jobs: Jobs, kubeconfig: Path) -> None:
     stored = jobs.create(training_job())
     stored["status"] = {
         "state": "Training",
-        "attempt": 3,
+        "attempt": 4,
+        "activeAttempt": 3,
         "restartsTotal": 2,
         "restarts": {"Preemption": 2},
         "workers": {"desired": 2, "ready": 2, "training": 2},

@@ -79,6 +79,7 @@ def notice(world: World, index: int) -> None:
 def withdraw(world: World, _: int) -> None:
     for node in world.nodes:
         world.untaint(node)
+        world.uncordon(node)
 
 
 def suspend(world: World, _: int) -> None:
@@ -99,7 +100,36 @@ def commit(world: World, _: int) -> None:
         world.commit(progress.last_completed_step)
 
 
-FAULTS = (crash, kill, abort, lose_pod, notice, withdraw, suspend, resume, mute, commit)
+def cordon(world: World, index: int) -> None:
+    world.cordon(world.node_of(index))
+
+
+def reject(world: World, index: int) -> None:
+    world.rejects["abc"[index]] = "UnexpectedAdmissionError"
+
+
+def admit(world: World, _: int) -> None:
+    world.rejects.clear()
+
+
+def delete(world: World, index: int) -> None:
+    world.delete_pod(index, grace_seconds=5)
+
+
+def end_deleted(world: World, index: int) -> None:
+    pod = world.member(index)
+    if pod.terminating:
+        world.end_pod(pod.name, 80)
+
+
+def restart_operator(world: World, _: int) -> None:
+    world.restart_operator()
+
+
+FAULTS = (
+    *(crash, kill, abort, lose_pod, notice, withdraw, suspend, resume, mute, commit),
+    *(cordon, reject, admit, delete, end_deleted, restart_operator),
+)
 history = st.lists(
     st.tuples(st.sampled_from(FAULTS), st.integers(0, 1), st.integers(0, 5), st.integers(1, 30)), max_size=12
 )
@@ -140,7 +170,7 @@ def test_whatever_happens_the_numbers_hold(steps: list[tuple[Callable[[World, in
     world = World(spec=spec(recovery={"noProgressLimit": 1000, "maxFailures": 100}))
     world.settle(world.training)
     for fault, index, effects, seconds in steps:
-        with contextlib.suppress(ValueError, KeyError):  # nobody there to be struck
+        with contextlib.suppress(ValueError, KeyError, AssertionError):  # nobody there to be struck
             fault(world, index)
         world.reconcile(effects)  # the operator dies in this pass
         for _ in range(4):
@@ -151,8 +181,11 @@ def test_whatever_happens_the_numbers_hold(steps: list[tuple[Callable[[World, in
         world.tick(seconds)
     withdraw(world, 0)
     resume(world, 0)
+    admit(world, 0)
+    for pod in [p for p in world.pods.values() if p.terminating and not p.finished]:
+        world.end_pod(pod.name, 80)
     world.saving = True
-    world.settle(world.training, passes=200)
+    world.settle(world.training, passes=900)
     assert set(world.status.restarts) <= {c.value for c in Cause}
     exact_sum(world)
 

@@ -236,6 +236,7 @@ def test_whoever_is_told_to_exit_learns_how_the_job_ended() -> None:
     world.reconcile()
     assert {d.why for d in world.directives.values()} == {f"the job has failed ({Reason.NO_VALID_CHECKPOINT})"}
     world = trained()
+    world.commit(1)
     for index in range(2):
         world.crash(index, 0)
     world.settle(lambda: conditions.finished(world.status))
@@ -345,6 +346,7 @@ def test_failure_message_of_a_traceback_is_the_error() -> None:
 
 def test_completion_needs_every_worker() -> None:
     world = trained()
+    world.commit(1)
     world.crash(0, 0)
     world.run(2)
     assert not conditions.finished(world.status)
@@ -360,6 +362,7 @@ def test_completion_needs_every_worker() -> None:
 
 def test_completed_job_shows_its_last_step() -> None:
     world = trained()
+    world.commit(99)
     for index in range(2):
         world.agent(index).say(world.now, progress=Progress(99, step_seconds=1.0))
         world.crash(index, 0)
@@ -370,6 +373,7 @@ def test_completed_job_shows_its_last_step() -> None:
 
 def test_worker_torn_down_by_the_first_to_finish_counts_as_done() -> None:
     world = trained()
+    world.commit(1)
     world.crash(0, 0)
     world.crash(1, 134)
     world.settle(lambda: conditions.holds(world.status, Condition.SUCCEEDED))
@@ -649,6 +653,7 @@ def test_new_operator_that_has_heard_nobody_yet_changes_nothing() -> None:
     world = trained()
     before, agents = world.status, dict(world.agents)
     world.agents.clear()
+    world.leads_since = world.now
     for _ in range(3):
         world.reconcile()
     assert world.status is before
@@ -785,7 +790,7 @@ def test_attempts_that_reach_no_step_slow_down_even_where_nothing_is_counted() -
     world = trained()
     began = world.now
     for number in range(1, 9):
-        world.settle(lambda n=number: world.status.active_attempt == n, passes=200)  # type: ignore[misc]
+        world.settle(lambda n=number: world.status.active_attempt == n, passes=500)  # type: ignore[misc]
         for agent in world.agents.values():  # no step is completed in any attempt
             agent.silent = True
             agent.say(world.now, attempt=number, phase=TrainerPhase.STARTING, exit=None, progress=None)
@@ -794,8 +799,8 @@ def test_attempts_that_reach_no_step_slow_down_even_where_nothing_is_counted() -
         for agent in world.agents.values():
             agent.silent = False
     assert world.status.restarts == {"Preemption": 8}
-    assert (world.now - began).total_seconds() >= 2 + 4 + 8 + 16
-    world.settle(world.training, passes=200)
+    assert (world.now - began).total_seconds() >= 10 + 20 + 40 + 80
+    world.settle(world.training, passes=500)
     before = world.now
     world.crash(0, 1)
     world.settle(lambda: world.status.active_attempt == 10)

@@ -27,6 +27,9 @@ MAX_SHOWN_METRICS: Final = 32
 MAX_DIGEST: Final = 128
 """Longest digest of a manifest. The operator cuts what a worker reports to it; a digest that long is wrong anyway, and
 no checkpoint matches the pin made from it."""
+MAX_STANDING_NOTICES: Final = 128
+MAX_CALLED_OFF: Final = 4096
+MAX_SETBACKS: Final = 256
 
 Text = Annotated[str, Field(max_length=MAX_MESSAGE)]
 ShortText = Annotated[str, Field(max_length=317)]
@@ -121,8 +124,8 @@ class NoticeStatus(StatusModel):
     """Name of the node."""
     source: ShortText
     """Name of the pattern that recognised the notice."""
-    deadline: datetime
-    """When the node is expected to go away."""
+    deadline: datetime | None = None
+    """When the node is expected to go away; absent if nothing says so, as with a cordon."""
     noticed_at: datetime | None = None
     """When the operator first saw the notice."""
 
@@ -131,7 +134,7 @@ class PreemptionStatus(StatusModel):
     """The current or the last preemption: its notice and the outcome of its save."""
 
     notice: NoticeStatus | None = None
-    """The notice with the earliest deadline."""
+    """The notice that binds: of those that replace workers the one with the earliest deadline, else an advisory one."""
     standing: bool = False
     """Whether the notice is still present and being acted on."""
     save_id: Annotated[str, Field(max_length=128)] = ""
@@ -144,6 +147,51 @@ class PreemptionStatus(StatusModel):
     """Step of the checkpoint that the save request led to."""
     seconds_to_spare: float | None = None
     """Seconds from when the operator saw that the save was committed to the deadline."""
+
+
+class StandingNotice(StatusModel):
+    """A notice that stands, and the save that answers it. Its key is the node with the pod or the source."""
+
+    node: ShortText
+    """Name of the node."""
+    pod: ShortText = ""
+    """Name of the pod, if only that pod ends; empty if the whole node does."""
+    source: ShortText
+    """What gave the notice."""
+    urgency: Literal["imminent", "planned", "advisory"]
+    """imminent: the worker is replaced before the deadline. planned: it is replaced once the new pod is ready. advisory:
+    it is not replaced."""
+    noticed_at: datetime
+    """When the operator saw the notice first."""
+    deadline: datetime | None = None
+    """When the node is expected to go; absent if nothing says so."""
+    save_id: Annotated[str, Field(max_length=128)] = ""
+    """Identifier of the save request that answers the notice in the active attempt."""
+    tries: Count = 0
+    """How many saves were requested for the notice in the active attempt."""
+    outcome: SaveOutcome | None = None
+    """How that save ended; absent if none was requested in the active attempt."""
+    reason: Text = ""
+    """Why the save ended so."""
+    saved_step: Count | None = None
+    """Step of the checkpoint that answers the notice."""
+    seconds_to_spare: float | None = None
+    """Seconds between the moment the save was seen committed and the deadline."""
+
+
+class Setback(StatusModel):
+    """Pods of a worker that became unusable before their attempt began: rejected by the kubelet, evicted, deleted, lost."""
+
+    worker: Count
+    """Index of the worker."""
+    count: Annotated[int, Field(ge=1)]
+    """How many in a row."""
+    reason: ShortText = ""
+    """Why the last one became unusable."""
+    node: ShortText = ""
+    """Node of the last one; the next pod prefers other nodes."""
+    retry_at: datetime
+    """The next pod is not created before this."""
 
 
 class Transition(StatusModel):
@@ -162,7 +210,7 @@ class Transition(StatusModel):
     began_at: datetime | None = None
     """When the preparation began."""
     deadline: datetime | None = None
-    """The latest instant of the switch, ready or not; absent if nothing trains in the meantime."""
+    """The latest instant of the switch, ready or not; absent if it happens only once the new pods are ready."""
 
 
 class SaveStatus(StatusModel):
@@ -245,6 +293,8 @@ class FailureStatus(StatusModel):
     preemption notice and saved their last step."""
     running_seconds: Annotated[float, Field(ge=0)] = 0.0
     """Seconds for which trainers had run when the active attempt began."""
+    stepless: Count = 0
+    """How many attempts in a row ended before they completed a step; from the second on, the next one waits."""
 
 
 class AttemptEnd(StatusModel):
@@ -303,6 +353,12 @@ class TrainingJobStatus(StatusModel):
     """The checkpoints of the training run."""
     preemption: PreemptionStatus | None = None
     """The current or the last preemption."""
+    notices: Annotated[tuple[StandingNotice, ...], Field(max_length=MAX_STANDING_NOTICES)] = ()
+    """The notices that stand, each with the save that answers it; the one that binds comes first."""
+    setbacks: Annotated[tuple[Setback, ...], Field(max_length=MAX_SETBACKS)] = ()
+    """Workers whose pods became unusable before the attempt in preparation began. Empty once it begins."""
+    called_off: Annotated[tuple[Annotated[str, Field(max_length=64)], ...], Field(max_length=MAX_CALLED_OFF)] = ()
+    """UIDs of pods that were created for a replacement that was called off. They never become workers."""
     progress: ProgressStatus | None = None
     """How far training is."""
     workers: WorkersStatus = Field(default_factory=WorkersStatus)

@@ -27,7 +27,7 @@ HEADER: Final = "# Generated from holdfast_contract.api by `python -m holdfast_c
 COLUMNS: Final[tuple[tuple[str, str, str, str], ...]] = (
     ("State", "string", ".status.state", "What the job is doing, in one word"),
     ("Step", "integer", ".status.progress.step", "Last step whose result exists in every worker"),
-    ("Attempt", "integer", ".status.attempt", "Number of the newest attempt"),
+    ("Attempt", "integer", ".status.activeAttempt", "Number of the attempt that trains, or of the last one that did"),
     ("Checkpoint", "integer", ".status.checkpoint.newest.step", "Step of the newest committed checkpoint"),
     ("Restarts", "integer", ".status.restartsTotal", "Restarts of all causes"),
     ("Age", "date", ".metadata.creationTimestamp", "Time since the job was created"),

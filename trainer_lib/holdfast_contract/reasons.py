@@ -75,6 +75,7 @@ class Reason(enum.StrEnum):
     DELETING = "Deleting"  # the workers save and stop because the job is being deleted
     STORAGE_UNUSABLE = "StorageUnusable"  # worker 0 cannot use the checkpoint path
     WORKERS_PENDING = "WorkersPending"  # new pods are not scheduled or do not start
+    WORKERS_SILENT = "WorkersSilent"  # agents have not reported for longer than the limit
     # checkpoints
     CHECKPOINT_COMMITTED = "CheckpointCommitted"  # a committed checkpoint exists
     CHECKPOINT_RESTORED = "CheckpointRestored"  # an attempt continues from a checkpoint
@@ -93,6 +94,7 @@ class Reason(enum.StrEnum):
     WORKER_MOVED = "WorkerMoved"  # a worker moved away from a node with a notice
     # recovery
     WORKER_CRASHED = "WorkerCrashed"  # a worker ended before training did, and neither its pod nor its node was lost
+    WORKER_STOPPED = "WorkerStopped"  # a worker ended cleanly after a requested save
     POD_LOST = "PodLost"  # a worker's pod vanished or fell silent
     NODE_LOST = "NodeLost"  # a worker's node no longer responds or is gone
     RESTARTING_IN_PLACE = "RestartingInPlace"  # an attempt began with the pods of the one before

@@ -20,6 +20,7 @@ class CreatePod:
     index: int
     attempt: int
     avoid_nodes: tuple[str, ...] = ()
+    shun_nodes: tuple[str, ...] = ()  # the pod goes there only if it can go nowhere else
 
 
 @dataclass(frozen=True)

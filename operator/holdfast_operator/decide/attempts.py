@@ -9,20 +9,24 @@ Every function returns a status. The attempt's number is stored before any pod o
 
 from __future__ import annotations
 
-from collections.abc import Iterable
-from typing import Final
+from collections.abc import Iterable, Sequence
 
 from holdfast_contract.api import AttemptEnd, CheckpointPoint, Strategy, TrainingJobStatus, Transition
-from holdfast_contract.api_status import MAX_LAST_LINES, MAX_MESSAGE
+from holdfast_contract.api_status import MAX_CALLED_OFF, MAX_LAST_LINES, MAX_MESSAGE
 from holdfast_contract.reasons import Cause, Metric, Reason
-from holdfast_operator.decide import failure_history, job_goodput, run_inspection, step_progress
+from holdfast_operator.decide import (
+    backoff,
+    failure_history,
+    job_goodput,
+    notice_memory,
+    run_inspection,
+    setbacks,
+    step_progress,
+)
 from holdfast_operator.decide.actions import Count, Event, StatusDecision
 from holdfast_operator.decide.causes import End
 from holdfast_operator.decide.members import JobView
-
-FREE_ATTEMPTS: Final = 3
-"""How many attempts in a row may end without a completed step before the next one has to wait."""
-LONGEST_PAUSE_SECONDS: Final = 60.0
+from holdfast_operator.decide.notices import Urgency
 
 
 def finish(view: JobView, cause: Cause, *, message: str, end: End | None = None) -> TrainingJobStatus:
@@ -34,18 +38,34 @@ def finish(view: JobView, cause: Cause, *, message: str, end: End | None = None)
         message: the same in words.
         end: the end of the first worker, if one ended.
     """
-    record = AttemptEnd(
-        attempt=view.status.active_attempt,
+    record = end_record(view.status.active_attempt, cause, message, end)
+    lost = lost_steps(view)
+    status = job_goodput.charge_rework(view, lost)
+    counted = failure_history.after_end(status, cause, lost_steps=lost)
+    if cause is not Cause.USER_REQUEST:
+        stepless = 0 if step_progress.has_stepped(view) else counted.stepless + 1
+        counted = counted.model_copy(update={"stepless": stepless})
+    status = notice_memory.forget_saves(status)
+    return status.model_copy(update={"last_end": record, "end_seen_at": None, "save": None, "failures": counted})
+
+
+def end_record(attempt: int, cause: Cause, message: str, end: End | None) -> AttemptEnd:
+    """How an attempt ended, for the status.
+
+    Args:
+        attempt: its number.
+        cause: why it ended.
+        message: the same in words.
+        end: the end of the first worker, if one ended.
+    """
+    return AttemptEnd(
+        attempt=attempt,
         cause=cause,
         message=message[:MAX_MESSAGE],
         worker=end.worker.index if end is not None else None,
         exit_code=end.code if end is not None else None,
         last_lines=end.last_lines[-MAX_LAST_LINES:] if end is not None else "",
     )
-    lost = lost_steps(view)
-    status = job_goodput.charge_rework(view, lost)
-    counted = failure_history.after_end(status, cause, lost_steps=lost)
-    return status.model_copy(update={"last_end": record, "end_seen_at": None, "save": None, "failures": counted})
 
 
 def lost_steps(view: JobView) -> int:
@@ -59,7 +79,8 @@ def restart(
 ) -> StatusDecision:
     """Prepare the next attempt. Its cause is counted here and nowhere else.
 
-    If a replacement is being prepared, its attempt becomes the next one.
+    If a replacement is being prepared, its attempt becomes the next one. But a worker whose healthy pod is only to be
+    moved some time (a planned notice) stays in it while its new pod is not ready: there may be no place for that one.
 
     Args:
         view: the job before the end.
@@ -69,7 +90,10 @@ def restart(
         nodes: the new pods avoid these nodes.
         why: the cause in words, for the Event.
     """
-    following = _following(view, status, cause, workers, nodes)
+    staying = _staying(view)
+    status = call_off(view, status, staying)
+    following = _following(view, status, cause, set(workers) - staying, nodes)
+    following = following.model_copy(update={"workers": tuple(i for i in following.workers if i not in staying)})
     number = following.attempt
     restarts = dict(status.restarts)
     restarts[cause.value] = restarts.get(cause.value, 0) + 1
@@ -90,6 +114,30 @@ def restart(
     return StatusDecision(begun.status, (event, *begun.events), counts)
 
 
+def _staying(view: JobView) -> frozenset[int]:
+    """Workers that stay in their healthy pods although a planned notice stands: their new pods are not ready."""
+    if view.spec.recovery.strategy is Strategy.RECREATE:
+        return frozenset()
+    planned = frozenset({Urgency.PLANNED})
+    healthy = (w for w in view.workers if view.usable(w.pod) and not view.ready(w.incoming))
+    return frozenset(w.index for w in healthy if notice_memory.urgencies(view, w.index) - {Urgency.ADVISORY} == planned)
+
+
+def call_off(view: JobView, status: TrainingJobStatus, workers: Iterable[int]) -> TrainingJobStatus:
+    """The status in which the incoming pods of these workers never become members.
+
+    Args:
+        view: the job.
+        status: the status to change.
+        workers: their incoming pods are not needed any more.
+    """
+    indices = frozenset(workers)
+    existing = {pod.uid for pod in view.observed.pods}
+    fresh = tuple(w.incoming.uid for w in view.workers if w.index in indices and w.incoming is not None)
+    known = tuple(uid for uid in status.called_off if uid in existing and uid not in fresh)
+    return status.model_copy(update={"called_off": (*fresh, *known)[:MAX_CALLED_OFF]})
+
+
 def _following(
     view: JobView, status: TrainingJobStatus, cause: Cause, workers: Iterable[int], nodes: Iterable[str]
 ) -> Transition:
@@ -97,6 +145,8 @@ def _following(
     transition = status.transition
     number = transition.attempt if transition is not None and transition.training else status.attempt + 1
     indices = set(workers) | set(transition.workers if transition is not None else ())
+    # A pod that was made under an earlier number of the same preparation is its worker's newest one already.
+    indices -= {w.index for w in view.workers if w.incoming is not None and w.incoming.created_in_attempt < number}
     if view.spec.recovery.strategy is Strategy.RECREATE:
         indices = set(range(view.spec.replicas))
     return Transition(
@@ -109,16 +159,9 @@ def _following(
 
 
 def backoff_left_seconds(view: JobView, status: TrainingJobStatus) -> float:
-    """Seconds until the prepared attempt may begin. After FREE_ATTEMPTS without a step, the wait doubles each time."""
-    transition, known = status.transition, status.progress
-    if transition is None or transition.cause is None or transition.began_at is None:
-        return 0.0
-    stepless = status.restarts_total if known is None else transition.attempt - known.attempt
-    stepped = known is not None and known.attempt >= status.active_attempt
-    if stepped or stepless <= FREE_ATTEMPTS:
-        return 0.0
-    pause = min(LONGEST_PAUSE_SECONDS, 2.0 ** min(stepless - FREE_ATTEMPTS, 10))
-    return pause - (view.now - transition.began_at).total_seconds()
+    """Seconds until the prepared attempt may begin. After an attempt that completed a step, the next begins at once."""
+    begins_at = backoff.attempt_begins_at(view.job.uid, status)
+    return 0.0 if begins_at is None else (begins_at - view.now).total_seconds()
 
 
 def begin_if_ready(view: JobView, status: TrainingJobStatus) -> StatusDecision | None:
@@ -141,9 +184,11 @@ def begin_if_ready(view: JobView, status: TrainingJobStatus) -> StatusDecision |
     takes_over = status.take_over_attempt is not None and not claimed
     begun = status.model_copy(
         update={
+            "notices": notice_memory.still_standing(view.under(status)),
             "active_attempt": transition.attempt,
             "take_over_attempt": transition.attempt if takes_over else status.take_over_attempt,
             "transition": None,
+            "setbacks": (),
             "end_seen_at": None,
             "failures": failure_history.at_attempt_start(status),
             "checkpoint": status.checkpoint.model_copy(update={"newest": newest, "pinned": newest, "restored": None}),
@@ -160,7 +205,7 @@ def _begun_event(transition: Transition, newest: CheckpointPoint | None) -> Even
     return Event(reason, f"attempt {transition.attempt} begins from {checkpoint or 'the initial state'}, {pods}")
 
 
-def renumber(view: JobView, workers: Iterable[int], *, anywhere: bool = False) -> StatusDecision:
+def renumber(view: JobView, workers: Sequence[int], *, anywhere: bool = False) -> StatusDecision:
     """Continue the preparation under a new number, because pods became unusable before the attempt began.
 
     Args:
@@ -173,11 +218,22 @@ def renumber(view: JobView, workers: Iterable[int], *, anywhere: bool = False) -
     update: dict[str, object] = {"attempt": number}
     transition = status.transition
     if transition is not None:
-        usable = {w.index for w in view.workers if view.usable(w.incoming if transition.training else w.pod)}
-        again = set(workers) | (set(transition.workers) if transition.training else set(transition.workers) - usable)
         nodes = () if anywhere else transition.nodes
-        changes = {"attempt": number, "workers": tuple(sorted(again)), "nodes": nodes}
-        update["transition"] = transition.model_copy(update=changes)
+        update["transition"] = transition.model_copy(
+            update={"attempt": number, "workers": _renumbered(view, transition, workers), "nodes": nodes}
+        )
     why = "were not scheduled while they avoided nodes that are not doomed any more" if anywhere else "became unusable"
     message = f"attempt {number} is prepared instead: the pods of workers {sorted(workers)} {why}"
-    return StatusDecision(status.model_copy(update=update), (Event(Reason.WORKERS_PENDING, message),))
+    renumbered = status.model_copy(update=update)
+    if not anywhere:
+        renumbered = setbacks.note(view, renumbered, workers)
+        message = "; ".join([message, *setbacks.describe(renumbered)])
+    return StatusDecision(renumbered, (Event(Reason.WORKERS_PENDING, message[:1024]),))
+
+
+def _renumbered(view: JobView, transition: Transition, workers: Iterable[int]) -> tuple[int, ...]:
+    """The workers that need a new pod under the new number; a usable pod of an earlier number is kept."""
+    if transition.training:
+        return transition.workers
+    usable = {w.index for w in view.workers if view.usable(w.pod)}
+    return tuple(sorted(set(workers) | (set(transition.workers) - usable)))

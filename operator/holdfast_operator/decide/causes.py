@@ -11,7 +11,7 @@ from holdfast_contract.exits import FOLLOWER_CODES, ExitCode
 from holdfast_contract.reasons import Cause
 from holdfast_contract.sync import TrainerPhase
 from holdfast_operator.decide.facts import PodFact
-from holdfast_operator.decide.members import JobView, Worker
+from holdfast_operator.decide.members import SILENT_SECONDS, JobView, Worker
 
 SETTLE_SECONDS: Final = 0.5
 """How long a killed trainer (137, 143) is not yet the culprit: the report of another rank's end may be on its way."""
@@ -49,9 +49,24 @@ _BY_POD_REASON: Final[Mapping[str, Cause]] = MappingProxyType(
         "Shutdown": Cause.PREEMPTION,
         "Preempting": Cause.PREEMPTION,
         "NodeLost": Cause.NODE_LOST,
-        "NodeAffinity": Cause.EVICTED,
     }
 )
+_REJECTED: Final = frozenset(
+    {
+        "UnexpectedAdmissionError",
+        "NodeAffinity",
+        "NodeName",
+        "NodePorts",
+        "TaintToleration",
+        "TopologyAffinityError",
+        "SMTAlignmentError",
+        "InvalidNodeInfo",
+        "PodFeatureUnsupported",
+        "PodOSNotSupported",
+        "PodOSSelectorNodeLabelDoesNotMatch",
+    }
+)
+"""Reasons of a kubelet that does not admit a pod, besides OutOfcpu, OutOfmemory, OutOfpods ..."""
 
 
 @dataclass(frozen=True)
@@ -77,6 +92,8 @@ def classify(evidence: Evidence) -> Cause:
         return _BY_DISRUPTION.get(evidence.disruption, Cause.EVICTED)
     if evidence.pod_reason in _BY_POD_REASON:
         return _BY_POD_REASON[evidence.pod_reason]
+    if evidence.pod_reason in _REJECTED or evidence.pod_reason.startswith("OutOf"):
+        return Cause.EVICTED
     if evidence.agent_cause is not None:
         return evidence.agent_cause
     if evidence.container_reason == "OOMKilled":
@@ -121,6 +138,11 @@ class End:
         return self.code in _STOPPED
 
     @property
+    def saved(self) -> bool:
+        """Whether the trainer saved its last step before it ended on request."""
+        return self.code == int(ExitCode.SAVED)
+
+    @property
     def aborted(self) -> bool:
         """Whether the trainer aborted, which only follows another rank's end."""
         return self.code in _ABORTED and self.cause in {Cause.FAILURE, Cause.UNKNOWN}
@@ -148,7 +170,8 @@ class End:
         if self.code is None:
             reason = self.evidence.pod_reason or self.evidence.pod_phase
             return f"pod {pod.name} of worker {index}{place} ended ({reason})"
-        return f"the trainer of worker {index}{place} exited with code {self.code}"
+        stopped = {int(ExitCode.SAVED): " (stopped and saved)", int(ExitCode.NOT_SAVED): " (stopped without a save)"}
+        return f"the trainer of worker {index}{place} exited with code {self.code}{stopped.get(self.code, '')}"
 
 
 def ends(view: JobView) -> tuple[End, ...]:
@@ -205,7 +228,14 @@ def open_seconds(view: JobView, found: tuple[End, ...]) -> float:
     limit = CULPRIT_SECONDS if first.aborted and not _others_live(view, found) else SETTLE_SECONDS
     since = view.status.end_seen_at
     waited = (view.now - since).total_seconds() if since is not None else 0.0
-    return max(0.0, limit - waited)
+    return max(0.0, limit - waited, _unheard_seconds(view, found))
+
+
+def _unheard_seconds(view: JobView, found: tuple[End, ...]) -> float:
+    """Seconds in which an agent that has not yet reported to this operator may still do so."""
+    ended = {e.worker.index for e in found}
+    unheard = any(view.last_report(w.pod) is None for w in view.workers if w.index not in ended)
+    return max(0.0, SILENT_SECONDS - view.observed.term_seconds) if unheard else 0.0
 
 
 def _others_live(view: JobView, found: tuple[End, ...]) -> bool:

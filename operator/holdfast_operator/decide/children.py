@@ -71,6 +71,8 @@ def pod(job: JobFact, create: CreatePod, control: ControlSettings) -> dict[str, 
             _inject(container, job, create, control, grace_seconds=spec["terminationGracePeriodSeconds"])
     if create.avoid_nodes:
         _avoid(spec, create.avoid_nodes)
+    if create.shun_nodes:
+        _shun(spec, create.shun_nodes)
     return {
         "apiVersion": "v1",
         "kind": "Pod",
@@ -169,3 +171,12 @@ def _avoid(spec: dict[str, Any], nodes: tuple[str, ...]) -> None:
     fields = [{"key": "metadata.name", "operator": "NotIn", "values": [node]} for node in nodes]
     for term in terms:
         term["matchFields"] = [*term.get("matchFields", []), *fields]
+
+
+def _shun(spec: dict[str, Any], nodes: tuple[str, ...]) -> None:
+    """Prefer other nodes than these, in addition to the user's preferences."""
+    affinity = spec.setdefault("affinity", {}).setdefault("nodeAffinity", {})
+    fields = [{"key": "metadata.name", "operator": "NotIn", "values": [node]} for node in nodes]
+    term = {"weight": 100, "preference": {"matchFields": fields}}
+    known = affinity.get("preferredDuringSchedulingIgnoredDuringExecution", [])
+    affinity["preferredDuringSchedulingIgnoredDuringExecution"] = [*known, term]

@@ -7,7 +7,7 @@ from typing import Final
 
 from holdfast_contract.api import TrainingJobStatus
 from holdfast_contract.reasons import Condition
-from holdfast_operator.decide import attempts, conditions, ending, job_goodput, notices, replacement
+from holdfast_operator.decide import attempts, conditions, ending, job_goodput, notices, replacement, setbacks
 from holdfast_operator.decide.actions import Action, CreatePod, DeleteJob, DeletePod, Finalizer, JobPlan, StatusDecision
 from holdfast_operator.decide.directives import directives
 from holdfast_operator.decide.members import JobView, node_in_doubt
@@ -79,7 +79,8 @@ def _timers(view: JobView) -> Iterator[float]:
         yield 2.0
     transition = status.transition
     if transition is not None and transition.training:
-        yield max(0.0, replacement.switch_left_seconds(view, transition))
+        if transition.deadline is not None:
+            yield max(0.0, replacement.switch_left_seconds(view, transition))
     elif transition is not None:
         if (pause := attempts.backoff_left_seconds(view, status)) > 0:
             yield pause
@@ -89,6 +90,7 @@ def _timers(view: JobView) -> Iterator[float]:
         binding = [n for n in notices.find(view) if n.urgency is not notices.Urgency.ADVISORY]
         if binding:
             yield max(0.0, replacement.replacement_due_seconds(view, binding))
+    yield from (left for s in status.setbacks if (left := setbacks.wait_left_seconds(view, s.worker)) > 0)
     if node_in_doubt(view):
         yield DOUBT_SECONDS
     limit = view.spec.active_deadline_seconds
@@ -144,13 +146,14 @@ def _create(view: JobView) -> Iterator[CreatePod]:
     taken = {(p.index, p.created_in_attempt) for p in view.observed.pods}
     for worker in view.workers:
         if transition is not None and transition.training:
-            missing = worker.index in transition.workers and worker.incoming is None
+            missing = worker.index in transition.workers and not view.usable(worker.incoming)
         elif transition is not None or not status.active_attempt:
             missing = not view.usable(worker.pod)
         else:
             missing = False
-        if missing and (worker.index, status.attempt) not in taken:
-            yield CreatePod(worker.index, status.attempt, nodes)
+        waits = setbacks.wait_left_seconds(view, worker.index) > 0
+        if missing and not waits and (worker.index, status.attempt) not in taken:
+            yield CreatePod(worker.index, status.attempt, nodes, setbacks.shunned_nodes(view, worker.index))
 
 
 def _delete(view: JobView) -> Iterator[DeletePod]:

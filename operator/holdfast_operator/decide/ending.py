@@ -26,6 +26,8 @@ def close(view: JobView, status: TrainingJobStatus) -> TrainingJobStatus:
             "save": None,
             "end_seen_at": None,
             "preemption": record.model_copy(update={"standing": False}) if record is not None else None,
+            "notices": (),
+            "setbacks": (),
         }
     )
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from datetime import datetime
@@ -131,7 +132,8 @@ class OtherOwner:
 class Observation:
     """Everything that one decision is based on.
 
-    ``nodes`` holds, by name, the nodes with a pod of the job; ``last_reports`` is by pod UID.
+    ``nodes`` holds, by name, the nodes with a pod of the job; ``last_reports`` is by pod UID. ``term_seconds``: for how
+    long this operator has been leading, so that no agent can have reported to it earlier.
     """
 
     job: JobFact
@@ -139,3 +141,4 @@ class Observation:
     nodes: Mapping[str, NodeFact] = field(default_factory=dict)
     last_reports: Mapping[PodUid, LastReport] = field(default_factory=dict)
     other_owner: OtherOwner | None = None
+    term_seconds: float = math.inf

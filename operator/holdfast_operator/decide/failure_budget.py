@@ -21,10 +21,12 @@ def charge(view: JobView, status: TrainingJobStatus, cause: Cause) -> TrainingJo
         return status
     newest = status.checkpoint.newest
     progressed = newest is not None and newest.attempt == status.active_attempt
+    # Storage that is away for minutes says nothing about the program: only the limit of failures in a window counts.
+    in_vain = status.no_progress + (cause is not Cause.STORAGE_ERROR)
     return status.model_copy(
         update={
             "failure_times": (*_in_window(view, status.failure_times), view.now),
-            "no_progress": 0 if progressed else status.no_progress + 1,
+            "no_progress": 0 if progressed else in_vain,
         }
     )
 
@@ -35,11 +37,17 @@ def exhausted(view: JobView, status: TrainingJobStatus) -> tuple[Reason, str] | 
     count = len(_in_window(view, status.failure_times))
     if count > recovery.max_failures:
         allowed = f"recovery.maxFailures allows {recovery.max_failures}"
-        return Reason.RESTART_BUDGET_EXHAUSTED, f"{count} failures within {recovery.window_seconds} s; {allowed}"
+        failures = f"{count} failures within {recovery.window_seconds} s; {allowed}"
+        return Reason.RESTART_BUDGET_EXHAUSTED, failures + _last(status)
     if status.no_progress >= recovery.no_progress_limit:
         limit = f"recovery.noProgressLimit is {recovery.no_progress_limit}"
-        return Reason.NO_PROGRESS, f"{status.no_progress} failed attempts in a row without a new checkpoint; {limit}"
+        failures = f"{status.no_progress} failed attempts in a row without a new checkpoint; {limit}"
+        return Reason.NO_PROGRESS, failures + _last(status)
     return None
+
+
+def _last(status: TrainingJobStatus) -> str:
+    return f"; the last end: {status.last_end.message}"[:512] if status.last_end is not None else ""
 
 
 def _in_window(view: JobView, times: tuple[datetime, ...]) -> tuple[datetime, ...]:

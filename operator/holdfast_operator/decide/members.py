@@ -7,11 +7,13 @@ status.                                       members: per index, the       inco
 attempt  activeAttempt  transition            newest pod that was ...
 n        0              none                  created in <= n               none                   before the first
 n        n              none                  created in <= n               none                   n trains
-n+1      n              training: true        created in <= n               those created in n+1   n+1 replaces pods
+n+1      n              training: true        created in <= n               created in > n         n+1 replaces pods
 n+1      n              training: false       created in <= n+1 *           none                   n has ended
 n+2      n              none                  created in <= n               none                   n+1 was cancelled
 
 * A worker that ``transition.workers`` names needs a pod created in n+1: its older pods are not members any more.
+
+Pods in ``status.calledOff`` are nobody's: they were created for a replacement that was called off.
 """
 
 from __future__ import annotations
@@ -81,8 +83,10 @@ class JobView:
     def _by_index(self) -> dict[int, list[PodFact]]:
         """Pods of each index, oldest first."""
         found: dict[int, list[PodFact]] = {}
+        called_off = frozenset(self.status.called_off)
         for pod in sorted(self.observed.pods, key=lambda p: p.created_in_attempt):
-            found.setdefault(pod.index, []).append(pod)
+            if pod.uid not in called_off:
+                found.setdefault(pod.index, []).append(pod)
         return found
 
     @cached_property
@@ -106,7 +110,7 @@ class JobView:
         member = next((p for p in reversed(pods) if p.created_in_attempt <= limit), None)
         incoming = None
         if transition is not None and transition.training and index in transition.workers:
-            incoming = next((p for p in reversed(pods) if p.created_in_attempt == transition.attempt), None)
+            incoming = next((p for p in reversed(pods) if p.created_in_attempt > self.status.active_attempt), None)
         return Worker(index, member, incoming)
 
     @property
@@ -123,6 +127,15 @@ class JobView:
         last = self.last_report(pod)
         return last is not None and last.age_seconds < SILENT_SECONDS
 
+    def silent_seconds(self, pod: PodFact | None) -> float:
+        """For how long the pod's agent has not reported, as far as this operator can know: it leads since a while only."""
+        last = self.last_report(pod)
+        return self.observed.term_seconds if last is None else last.age_seconds
+
+    def is_silent(self, pod: PodFact | None) -> bool:
+        """Whether the pod's agent has been silent for too long. An agent that this operator may yet hear is not."""
+        return self.silent_seconds(pod) >= SILENT_SECONDS
+
     def lost_node(self, pod: PodFact) -> NodeFact | None:
         """The pod's node, if it is lost: no process on it can be reached any more.
 
@@ -131,11 +144,15 @@ class JobView:
         node = self.observed.nodes.get(pod.node)
         if node is None or not node_is_silent(node, self.now):
             return None
-        return node if node_is_gone(node) or not self.has_reported_lately(pod) else None
+        return node if node_is_gone(node) or self.is_silent(pod) else None
 
     def usable(self, pod: PodFact | None) -> bool:
         """Whether the pod can run a trainer of the next attempt."""
         return pod is not None and not pod.finished and not pod.terminating and self.lost_node(pod) is None
+
+    def ready(self, pod: PodFact | None) -> bool:
+        """Whether the pod can start a trainer now: it is usable, and its agent answers."""
+        return self.usable(pod) and self.has_reported_lately(pod)
 
     def reporting(self) -> Iterator[tuple[Worker, LastReport]]:
         """Members whose agents have reported, in the order of their index."""
@@ -147,9 +164,7 @@ class JobView:
     @property
     def gang_ready(self) -> bool:
         """Whether every member can start a trainer now."""
-        return all(self.usable(w.pod) and self.has_reported_lately(w.pod) for w in self.workers) and bool(
-            self.workers[0].pod and self.workers[0].pod.ip
-        )
+        return all(self.ready(w.pod) for w in self.workers) and bool(self.workers[0].pod and self.workers[0].pod.ip)
 
     def training(self) -> Iterator[tuple[Worker, LastReport]]:
         """Members that report a running trainer of the active attempt."""

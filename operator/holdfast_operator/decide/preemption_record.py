@@ -14,7 +14,7 @@ from holdfast_operator.decide.members import JobView
 
 def deadline(record: PreemptionStatus, view: JobView) -> datetime:
     """The notice's deadline; now, if the record names none."""
-    return record.notice.deadline if record.notice is not None else view.now
+    return (record.notice.deadline if record.notice is not None else None) or view.now
 
 
 def close_by_end(view: JobView, status: TrainingJobStatus, cause: Cause, end: End | None) -> StatusDecision:

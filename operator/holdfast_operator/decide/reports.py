@@ -11,7 +11,7 @@ from holdfast_contract.reasons import Condition, Metric, Reason
 from holdfast_contract.sync import Progress, TrainerPhase
 from holdfast_operator.decide import conditions, requested_saves
 from holdfast_operator.decide.actions import Count, Event, StatusDecision
-from holdfast_operator.decide.members import JobView
+from holdfast_operator.decide.members import SILENT_SECONDS, JobView
 
 SHORTEST_STEP_SECONDS: Final = 1e-6
 LONGEST_STEP_SECONDS: Final = 1e6
@@ -49,10 +49,12 @@ def _workers(view: JobView) -> WorkersStatus:
     unreported = any(
         w.pod is not None and w.pod.phase == "Running" and view.last_report(w.pod) is None for w in view.workers
     )
-    if unreported and view.status.active_attempt and view.status.transition is None and not stopped:
+    beginning = view.observed.term_seconds < SILENT_SECONDS
+    if beginning and unreported and view.status.active_attempt and view.status.transition is None and not stopped:
         return view.status.workers  # this process has just started: agents that have not reported yet have not failed
-    stepping = sum(1 for _, h in view.training() if h.report.phase is TrainerPhase.RUNNING)
-    ready = sum(1 for w, _ in view.reporting() if view.usable(w.pod))
+    running = [w for w, h in view.training() if h.report.phase is TrainerPhase.RUNNING]
+    stepping = sum(1 for w in running if view.has_reported_lately(w.pod))
+    ready = sum(1 for w in view.workers if view.ready(w.pod))
     return WorkersStatus(desired=0 if stopped else view.spec.replicas, ready=ready, training=stepping)
 
 

@@ -20,6 +20,13 @@ def reached(view: JobView) -> int:
     return max(min(reported, default=0), stored)
 
 
+def has_stepped(view: JobView) -> bool:
+    """Whether the active attempt has completed a step beyond the checkpoint that it started from."""
+    checkpoint = view.status.checkpoint
+    origin = checkpoint.restored or checkpoint.pinned
+    return reached(view) > (origin.step if origin is not None else 0)
+
+
 def is_saved(view: JobView) -> bool:
     """Whether a committed checkpoint contains every completed step of the active attempt for certain.
 

@@ -85,7 +85,7 @@ async def gather(kube: Kube, board: Board, clock: Clock, raw: Manifest) -> Obser
     nodes, other = await asyncio.gather(
         _nodes(kube, {p.node for p in pods if p.node}), _other_owner(kube, job, pods, last_reports)
     )
-    return Observation(job, pods, nodes, last_reports, other)
+    return Observation(job, pods, nodes, last_reports, other, max(0.0, read_at - board.opened_monotonic))
 
 
 async def _nodes(kube: Kube, names: Iterable[str]) -> dict[str, NodeFact]:

@@ -88,10 +88,13 @@ class Board:
         self._clock = clock
         self._jobs: dict[JobKey, _Job] = {}
         self._closed = False
+        self.opened_monotonic = clock()
+        """The local monotonic instant since which reports arrive here."""
 
     def open(self) -> None:
         """Begin to serve as leader, empty: directives of an earlier term no longer count."""
         self._jobs.clear()
+        self.opened_monotonic = self._clock()
         self._closed = False
 
     def close(self) -> None:

@@ -41,6 +41,7 @@ from holdfast_operator.decide.facts import (
     PodFact,
     Taint,
 )
+from holdfast_operator.decide.members import JobView
 from holdfast_operator.decide.precedence import decide
 
 START = datetime(2026, 1, 1, tzinfo=UTC)
@@ -86,6 +87,7 @@ class World:
     pods: dict[str, PodFact] = field(default_factory=dict)
     agents: dict[str, Agent] = field(default_factory=dict)
     nodes: dict[str, NodeFact] = field(default_factory=dict)
+    leads_since: datetime = START - timedelta(hours=1)
     inspection: Inspection = field(default_factory=lambda: Inspection(highest_attempt=0))
     other_owner: OtherOwner | None = None
     deleted_at: datetime | None = None
@@ -97,6 +99,10 @@ class World:
     directives: dict[str, Directive] = field(default_factory=dict)
     plans: list[JobPlan] = field(default_factory=list)
     created: list[str] = field(default_factory=list)
+    shunned: dict[str, tuple[str, ...]] = field(default_factory=dict)  # by pod name
+    rejects: dict[str, str] = field(default_factory=dict)  # why a node's kubelet does not admit pods
+    failing_saves: int = 0  # so many save requests fail
+    failed_saves: set[str] = field(default_factory=set)
     saving: bool = True  # whether trainers answer save requests
 
     def __post_init__(self) -> None:
@@ -110,9 +116,20 @@ class World:
         job = JobFact(
             "ns", "job", "job-uid", 1, START, self.spec, self.status, self.deleted_at, has_finalizer=self.finalizer
         )
-        heard = {uid: LastReport(a.report, (self.now - a.spoke_at).total_seconds()) for uid, a in self.agents.items()}
+        heard = {
+            uid: LastReport(a.report, (self.now - a.spoke_at).total_seconds())
+            for uid, a in self.agents.items()
+            if a.spoke_at >= self.leads_since
+        }
         nodes = {n: self.nodes.get(n, NodeFact(n, exists=False)) for n in hosts}
-        return Observation(job, tuple(self.pods.values()), nodes, heard, self.other_owner)
+        term_seconds = (self.now - self.leads_since).total_seconds()
+        return Observation(job, tuple(self.pods.values()), nodes, heard, self.other_owner, term_seconds)
+
+    def restart_operator(self) -> None:
+        """A new operator leads: it has heard no agent yet, and agents speak to it from the next tick on."""
+        self.leads_since = self.now + timedelta(milliseconds=1)
+        self.now = self.leads_since
+        self.directives = {}
 
     def reconcile(self, effects: int | None = None) -> JobPlan:
         """One pass of the operator; it dies after so many effects."""
@@ -151,12 +168,14 @@ class World:
         uid = f"{name}/{len(self.created)}"
         avoids = frozenset(action.avoid_nodes)
         self.pods[name] = PodFact(name, uid, action.index, action.attempt, "Pending", avoids=avoids)
+        self.shunned[name] = action.shun_nodes
         self._schedule(name)
 
     def _schedule(self, name: str) -> None:
         """As the scheduler does it: no node that the pod avoids, none with a taint. Without a place it waits."""
         pod = self.pods[name]
-        free = [n for n, node in sorted(self.nodes.items()) if n not in pod.avoids and not node.taints]
+        free = [n for n, node in sorted(self.nodes.items()) if n not in pod.avoids and _takes_pods(node)]
+        free = [n for n in free if n not in self.shunned.get(name, ())] or free
         if free and not pod.node:
             self.pods[name] = replace(pod, node=free[pod.index % len(free)])
 
@@ -187,6 +206,9 @@ class World:
             self._schedule(name)
             pod = self.pods[name]
             if pod.phase == "Pending" and pod.node and not pod.terminating:
+                if pod.node in self.rejects:
+                    self.pods[name] = replace(pod, phase="Failed", reason=self.rejects[pod.node])
+                    continue
                 number = int(pod.uid.rsplit("/", 1)[1])
                 self.pods[name] = replace(pod, phase="Running", ip=f"10.0.0.{number}")
                 report = Report(PROTOCOL, 0, "", TrainerPhase.NONE)
@@ -234,6 +256,13 @@ class World:
         save = directive.save
         if save is None or not self.saving or any(s.id == save.id for s in agent.report.saves):
             return
+        if self.failing_saves and save.id not in self.failed_saves:
+            self.failing_saves -= 1
+            self.failed_saves.add(save.id)
+            failed = SaveReport(save.id, SaveOutcome.FAILED, None, "no agreement within 2 s")
+            agent.say(self.now, saves=(failed,))
+        if save.id in self.failed_saves:
+            return
         ref = CheckpointRef(directive.attempt, step, f"d{directive.attempt}-{step}")
         agent.say(self.now, saves=(SaveReport(save.id, SaveOutcome.COMMITTED, ref),), newest=ref)
         if save.stop:
@@ -277,8 +306,36 @@ class World:
         agent = self.agent(0)
         agent.say(self.now, newest=CheckpointRef(agent.report.attempt, step, f"d{agent.report.attempt}-{step}"))
 
-    def taint(self, node: str, key: str = "karpenter.sh/disrupted") -> None:
-        self.nodes[node] = replace(self.nodes[node], taints=(Taint(key, "", "NoSchedule", self.now),))
+    def taint(
+        self, node: str, key: str = "karpenter.sh/disrupted", effect: str = "NoSchedule", *, age_seconds: float = 0.0
+    ) -> None:
+        added_at = self.now - timedelta(seconds=age_seconds)
+        self.nodes[node] = replace(self.nodes[node], taints=(Taint(key, "", effect, added_at),))
+
+    def cordon(self, node: str) -> None:
+        self.nodes[node] = replace(self.nodes[node], unschedulable=True)
+
+    def uncordon(self, node: str) -> None:
+        self.nodes[node] = replace(self.nodes[node], unschedulable=False)
+
+    def remove_node(self, node: str) -> None:
+        """The node object is deleted and its machine ends; its pods stay in the API for a while."""
+        for pod in self.pods.values():
+            if pod.node == node and pod.uid in self.agents:
+                self.agents[pod.uid].silent = True
+        del self.nodes[node]
+
+    def member(self, index: int) -> PodFact:
+        """The pod in which this worker trains."""
+        pod = JobView.of(self.observe(), self.now).workers[index].pod
+        assert pod is not None
+        return pod
+
+    def delete_pod(self, index: int, grace_seconds: float = 30.0) -> None:
+        """Somebody deletes the worker's pod: it terminates within its grace period."""
+        pod = self.member(index)
+        ends_at = self.now + timedelta(seconds=grace_seconds)
+        self.pods[pod.name] = replace(pod, deleted_at=ends_at, grace_seconds=grace_seconds)
 
     def untaint(self, node: str) -> None:
         self.nodes[node] = replace(self.nodes[node], taints=())
@@ -306,6 +363,11 @@ class World:
 
     def node_of(self, index: int) -> str:
         return max((p for p in self.pods.values() if p.index == index), key=lambda p: p.created_in_attempt).node
+
+
+def _takes_pods(node: NodeFact) -> bool:
+    """Whether the scheduler would place a pod there."""
+    return not node.unschedulable and all(taint.effect not in {"NoSchedule", "NoExecute"} for taint in node.taints)
 
 
 def ready_node(name: str) -> NodeFact:

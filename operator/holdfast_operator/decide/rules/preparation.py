@@ -26,9 +26,9 @@ def prepare(view: JobView) -> StatusDecision | None:
     number = view.status.attempt
     new = [w for w in view.workers if w.pod is not None and w.pod.created_in_attempt == number]
     failed = [e for e in causes.ends(view) if e.worker in new and e.worker.pod is not None and e.worker.pod.finished]
-    if failed:
-        return _failed_before_start(view, causes.culprit(tuple(failed)))
     unusable = [w.index for w in new if not view.usable(w.pod)]
+    if failed:
+        return _failed_before_start(view, causes.culprit(tuple(failed)), unusable)
     if unusable:
         return attempts.renumber(view, unusable)
     unscheduled = _unscheduled(view)
@@ -58,13 +58,17 @@ def _unscheduled(view: JobView) -> list[int]:
     return [index for index, pod in pods if not pod.node and pod.avoids - doomed]
 
 
-def _failed_before_start(view: JobView, end: End) -> StatusDecision:
-    """A pod ended before its attempt began. It counts like any end of its cause, so it cannot repeat forever."""
-    status = failure_budget.charge(view, view.status, end.cause)
-    event = Event(Reason.WORKER_CRASHED, f"before its attempt began: {end.sentence}", "Warning")
-    spent = failure_budget.exhausted(view, status) if end.cause.budgeted else None
+def _failed_before_start(view: JobView, end: End, unusable: list[int]) -> StatusDecision:
+    """A pod ended before its attempt began. A failure of its program counts; what the cluster does to it does not."""
+    if not end.cause.budgeted:
+        return attempts.renumber(view, unusable)
+    message = f"before its attempt began: {end.sentence}"
+    record = attempts.end_record(view.status.attempt, end.cause, message, end)
+    status = failure_budget.charge(view, view.status.model_copy(update={"last_end": record}), end.cause)
+    event = Event(Reason.WORKER_CRASHED, message, "Warning")
+    spent = failure_budget.exhausted(view, status)
     if spent is not None:
         decision = ending.fail(view, status, *spent)
     else:
-        decision = attempts.renumber(view.under(status), [end.worker.index])
+        decision = attempts.renumber(view.under(status), unusable)
     return StatusDecision(decision.status, (event, *decision.events), decision.counts)

@@ -6,11 +6,31 @@ first worker ends ──► wait while its end may only follow another's ──�
 
 from __future__ import annotations
 
+from typing import Final, Literal
+
 from holdfast_contract.reasons import Cause, Reason
-from holdfast_operator.decide import attempts, causes, ending, failure_budget, notices, preemption_record, stopping
+from holdfast_operator.decide import (
+    attempts,
+    causes,
+    ending,
+    failure_budget,
+    notice_memory,
+    notices,
+    preemption_record,
+    stopping,
+)
 from holdfast_operator.decide.actions import Event, StatusDecision, Wait
 from holdfast_operator.decide.causes import End
 from holdfast_operator.decide.members import JobView
+
+_EVENT_REASONS: Final = {
+    Cause.NODE_LOST: Reason.NODE_LOST,
+    Cause.POD_LOST: Reason.POD_LOST,
+    Cause.PREEMPTION: Reason.WORKER_STOPPED,
+    Cause.EVICTED: Reason.WORKER_STOPPED,
+    Cause.ORPHANED: Reason.WORKER_STOPPED,
+}
+_ANNOUNCED: Final = frozenset({Cause.PREEMPTION, Cause.EVICTED, Cause.NODE_LOST, Cause.POD_LOST})
 
 
 def recover(view: JobView) -> StatusDecision | Wait | None:
@@ -63,11 +83,21 @@ def _end_attempt(view: JobView, found: tuple[End, ...]) -> StatusDecision:
     if silent:
         why = f"the agents of workers {list(silent)} stopped reporting, and the trainers of the others aborted"
         return _conclude(view, Cause.POD_LOST, None, found, why, more_workers=silent)
-    doomed = {i for n in notices.find(view) for i in n.workers}
-    preempted = first.worker.index in doomed or _went_as_noticed(view, first)
+    preempted = _came_true(view, first) or _went_as_noticed(view, first)
     preempted = preempted and view.status.preemption is not None and view.status.preemption.standing
     cause = Cause.PREEMPTION if preempted else first.cause
     return _conclude(view, cause, first, found, first.sentence)
+
+
+def _came_true(view: JobView, end: End) -> bool:
+    """Whether the end is what a notice for this worker announced.
+
+    Under a planned notice the machine may run for days: only the end of the pod or the node is meant.
+    """
+    warned = notice_memory.urgencies(view, end.worker.index)
+    if notices.Urgency.IMMINENT in warned:
+        return True
+    return notices.Urgency.PLANNED in warned and end.cause in _ANNOUNCED
 
 
 def _went_as_noticed(view: JobView, end: End) -> bool:
@@ -84,8 +114,8 @@ def _silent(view: JobView, found: tuple[End, ...]) -> tuple[int, ...]:
         return ()
     ended = {e.worker.index for e in causes.ends(view)}
     age = (view.now - view.status.end_seen_at).total_seconds()
-    last = {w.index: view.last_report(w.pod) for w in view.workers if w.index not in ended}
-    return tuple(i for i, h in last.items() if h is None or h.age_seconds >= age)
+    rest = (w for w in view.workers if w.index not in ended)
+    return tuple(w.index for w in rest if view.silent_seconds(w.pod) >= age)
 
 
 def _conclude(
@@ -103,7 +133,8 @@ def _conclude(
     """
     status = attempts.finish(view, cause, message=why, end=first)
     status = failure_budget.charge(view, status, cause)
-    events = [Event(_event_reason(cause), f"attempt {view.status.active_attempt} ended: {why}", "Warning")]
+    kind: Literal["Normal", "Warning"] = "Normal" if first is not None and first.saved else "Warning"
+    events = [Event(_event_reason(cause), f"attempt {view.status.active_attempt} ended: {why}", kind)]
     answered = preemption_record.close_by_end(view, status, cause, first)
     status, events, counts = answered.status, [*events, *answered.events], [*answered.counts]
     spent = failure_budget.exhausted(view, status) if cause.budgeted else None
@@ -121,4 +152,5 @@ def _conclude(
 
 
 def _event_reason(cause: Cause) -> Reason:
-    return {Cause.NODE_LOST: Reason.NODE_LOST, Cause.POD_LOST: Reason.POD_LOST}.get(cause, Reason.WORKER_CRASHED)
+    """The Event's reason. A worker that the platform or its agent stopped has not crashed."""
+    return _EVENT_REASONS.get(cause, Reason.WORKER_CRASHED)
