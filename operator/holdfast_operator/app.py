@@ -42,6 +42,8 @@ STOP_SECONDS: Final = 10.0
 CRD_SECONDS: Final = 30.0
 """How long the API server may take to serve TrainingJobs: it needs a moment after the CRD is installed."""
 RETRY_SECONDS: Final = 0.5
+LEASE_THREADS: Final = 2
+"""One request of the Lease may hang while the next is sent."""
 
 log = logging.getLogger(__name__)
 
@@ -70,10 +72,12 @@ class Operator:
     ) -> None:
         self._settings, self._times = settings, times
         self._kube = Kube(cluster_access.load(kubeconfig))
+        # Renewing the Lease must wait for no other request: a storm would cost the leadership.
+        self._lease_kube = Kube(cluster_access.load(kubeconfig), threads=LEASE_THREADS)
         self._certificate = Certificate(settings.tls_dir)
         self._cache = WatchCache()
         self._metrics = OperatorMetrics(self._cache.jobs)
-        self._board = Board(self._wake)
+        self._board = Board(self._wake_urgently)
         self._recorder = EventRecorder(self._kube, settings.pod_name)
         self._audit = watch.WatchAudit(watch_silence_seconds)
         self._watch = watch.KopfWatch(kubeconfig, settings.watch_namespace, self._on_watch_event)
@@ -138,6 +142,7 @@ class Operator:
         self._watch.stop()
         self._health.stop()
         self._kube.close()
+        self._lease_kube.close()
 
     async def _require_crd(self) -> None:
         """Wait until the API server serves TrainingJobs. Without the CRD the process ends; the kubelet restarts it."""
@@ -167,7 +172,7 @@ class Operator:
         self.ports["metrics"], _ = self._metrics.serve(host, settings.metrics_port)
         me = lease.identity(settings.pod_name, settings.pod_ip, self.ports["control"])
         self._elector = lease.LeaderElector(
-            self._kube,
+            self._lease_kube,
             namespace=settings.namespace,
             name=settings.lease_name,
             me=me,
@@ -205,9 +210,12 @@ class Operator:
         with json_logs.job_context(namespace, name, self._cache.attempt(namespace, name)):
             return await self._reconciler.reconcile(namespace, name)
 
-    def _wake(self, namespace: str, name: str) -> None:
+    def _wake(self, namespace: str, name: str, *, urgent: bool = False) -> None:
         if self._queue is not None:
-            self._queue.add(namespace, name)
+            self._queue.add(namespace, name, urgent=urgent)
+
+    def _wake_urgently(self, namespace: str, name: str) -> None:
+        self._wake(namespace, name, urgent=True)
 
     def _make_reconciler(self) -> Reconciler:
         settings = self._settings
@@ -235,8 +243,10 @@ class Operator:
 
     def _apply_watch_event(self, resource: str, event: str, item: Mapping[str, Any]) -> None:
         updates = {watch.JOBS: self._cache.job, watch.PODS: self._cache.pod, watch.NODES: self._cache.node}
+        # A pod or a node that changes may be a loss or a notice. A list at the watch's start is routine.
+        urgent = bool(event) and resource != watch.JOBS
         for key in updates[resource](event, item):
-            self._wake(*key)
+            self._wake(*key, urgent=urgent)
 
     async def _resync_forever(self) -> None:
         """Wake every job every RESYNC_SECONDS, and check that the watch delivers every change."""

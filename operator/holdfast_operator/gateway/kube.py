@@ -14,7 +14,7 @@ from kubernetes.client import Configuration
 
 from holdfast_contract import keys
 from holdfast_operator.gateway import kube_errors
-from holdfast_operator.gateway.transport import DEADLINE_SECONDS, MERGE_PATCH, METADATA_LIST, Transport
+from holdfast_operator.gateway.transport import DEADLINE_SECONDS, MERGE_PATCH, METADATA_LIST, THREADS, Transport
 
 Json = dict[str, Any]
 
@@ -32,8 +32,9 @@ _JOBS: Final = f"/apis/{keys.API_VERSION}"
 class Kube:
     """Typed access to one API server."""
 
-    def __init__(self, configuration: Configuration) -> None:
-        self._transport = Transport(configuration)
+    def __init__(self, configuration: Configuration, *, threads: int = THREADS) -> None:
+        """``configuration`` must belong to this client alone; at most ``threads`` requests are sent at once."""
+        self._transport = Transport(configuration, threads)
 
     def close(self) -> None:
         """Release threads and connections."""
