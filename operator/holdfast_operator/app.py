@@ -226,6 +226,7 @@ class Operator:
             clock=SystemClock(),
             events=self._recorder,
             metrics=self._metrics,
+            cache=self._cache,
         )
 
     def _take_certificate(self) -> None:
@@ -261,15 +262,21 @@ class Operator:
                     await self._resync.wait()
 
     async def _resync_once(self) -> None:
-        jobs = await self._kube.list_jobs(self._settings.watch_namespace)
+        namespace = self._settings.watch_namespace
+        jobs = await self._kube.list_jobs(namespace)
         self._cache.replace_jobs(jobs)
-        for job in jobs:
+        self._audit.listed(watch.JOBS, {j["metadata"]["uid"]: j["metadata"]["resourceVersion"] for j in jobs.items})
+        pods = await self._kube.pod_versions(namespace, keys.LABEL_JOB_NAME)
+        nodes = await self._kube.node_versions()
+        self._audit.listed(watch.PODS, pods.by_uid)
+        self._audit.listed(watch.NODES, nodes.by_uid)
+        for key in self._cache.compare_pods(pods) | self._cache.compare_nodes(nodes):
+            log.info(
+                "the watch has not delivered a change yet; the job is read live",
+                extra=dict(zip(("namespace", "job"), key, strict=True)),
+            )
+        for job in jobs.items:
             self._wake(job["metadata"]["namespace"], job["metadata"]["name"])
-        versions = {job["metadata"]["uid"]: job["metadata"]["resourceVersion"] for job in jobs}
-        self._audit.listed(watch.JOBS, versions)
-        pods = await self._kube.pod_versions(self._settings.watch_namespace, keys.LABEL_JOB_NAME)
-        self._audit.listed(watch.PODS, pods)
-        self._audit.listed(watch.NODES, await self._kube.node_versions())
 
 
 async def _until_ended(watched: watch.KopfWatch) -> None:

@@ -150,6 +150,21 @@ class Board:
         if any(self._answer_to(job, pod) is NOT_READY for pod in job.first_asked):
             self._wake(namespace, job_name)
 
+    def has_published(self, namespace: str, job_name: str, directives: Mapping[str, sync.Directive] | None) -> bool:
+        """Whether these directives stand already and no pod waits for its first one, so that publishing changes nothing.
+
+        Args:
+            namespace: the job's namespace.
+            job_name: the job's name.
+            directives: the directives by pod UID; None: whatever stands is to stay.
+        """
+        job = self._jobs.get((namespace, job_name))
+        if job is None or job.directives is None:
+            return False
+        if any(self._answer_to(job, pod) is NOT_READY for pod in job.first_asked):
+            return False
+        return directives is None or {pod.uid: p.directive for pod, p in job.directives.items()} == directives
+
     def forget(self, namespace: str, job_name: str) -> None:
         """Remove a job that no longer exists: no pod is a member of it any more."""
         job = self._jobs.pop((namespace, job_name), None)
