@@ -166,7 +166,9 @@ class Rig:
         self._kind = (keys.API_GROUP, keys.VERSION, NAMESPACE, keys.PLURAL)
 
     def _install(self) -> None:
-        release = Release(RELEASE, self._repository / "charts" / "holdfast", OPERATOR_NAMESPACE)
+        release = Release(
+            RELEASE, self._repository / "charts" / "holdfast", OPERATOR_NAMESPACE, ("--set", "progressSeconds=2")
+        )
         helm_install.install(self._cluster, release, deadline_seconds=HELM_SECONDS, progress=self._progress)
         self._cluster.kubectl("create", "namespace", NAMESPACE)
 

@@ -76,7 +76,7 @@ class Operator:
         self._lease_kube = Kube(cluster_access.load(kubeconfig), threads=LEASE_THREADS)
         self._certificate = Certificate(settings.tls_dir)
         self._cache = WatchCache()
-        self._metrics = OperatorMetrics(self._cache.jobs)
+        self._metrics = OperatorMetrics(self._cache.jobs, self._live_step)
         self._board = Board(self._wake_urgently)
         self._recorder = EventRecorder(self._kube, settings.pod_name)
         self._audit = watch.WatchAudit(watch_silence_seconds)
@@ -227,11 +227,16 @@ class Operator:
             events=self._recorder,
             metrics=self._metrics,
             cache=self._cache,
+            progress_seconds=settings.progress_seconds,
         )
 
     def _take_certificate(self) -> None:
         """Pass the new CA bundle to new pods. The reconciler has no state, so it is simply made again."""
         self._reconciler = self._make_reconciler()
+
+    def _live_step(self, namespace: str, name: str) -> int | None:
+        """The last completed step of a job's slowest worker, as the agents report it. Called from the scraping thread."""
+        return self._board.slowest_step(namespace, name)
 
     # Watch events and resync
 

@@ -12,7 +12,7 @@ from holdfast_contract import keys
 from holdfast_contract.reasons import Condition
 from holdfast_contract.sync import Progress
 from holdfast_operator.decide import conditions
-from holdfast_operator.decide.effects import PROGRESS_SECONDS
+from holdfast_operator.decide.facts import DEFAULT_PROGRESS_SECONDS
 from holdfast_operator.interfaces import SystemClock
 from holdfast_operator.reconcile.reconciler import Reconciler
 from holdfast_operator.watch.cache import WatchCache
@@ -76,7 +76,7 @@ def step_to_500(play: Rig, monkeypatch: pytest.MonkeyPatch) -> None:
     """The agents report step 500, and the next progress is due."""
     clock = play.reconciler._clock
     now = clock.now
-    monkeypatch.setattr(clock, "now", lambda: now() + timedelta(seconds=PROGRESS_SECONDS + 1))
+    monkeypatch.setattr(clock, "now", lambda: now() + timedelta(seconds=DEFAULT_PROGRESS_SECONDS + 1))
     for uid, report in play.reports.items():
         play.reports[uid] = replace(report, progress=Progress(500, 1000, 0.01))
     play.play()

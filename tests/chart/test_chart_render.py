@@ -36,7 +36,7 @@ OPERATOR_ENV = {
     f"{keys.ENV_PREFIX}OPERATOR_{name}"
     for name in (
         *("NAMESPACE", "POD_NAME", "POD_IP", "BIND_ADDRESS", "CONTROL_URL"),
-        *("TLS_DIR", "LEASE_NAME", "WATCH_NAMESPACE", "LOG_LEVEL", "ORPHAN_SECONDS"),
+        *("TLS_DIR", "LEASE_NAME", "WATCH_NAMESPACE", "LOG_LEVEL", "ORPHAN_SECONDS", "PROGRESS_SECONDS"),
     )
 }
 DEFAULT_KINDS = [
@@ -118,6 +118,7 @@ def test_a_value_adds_and_removes_kinds(values: dict[str, object], more: list[st
         ({"image.digest": "latest"}, "'/image/digest': 'latest' does not match"),
         ({"logLevel": "loud"}, "'/logLevel': value must be one of"),
         ({"orphanSeconds": 9}, "'/orphanSeconds': minimum: got 9, want 10"),
+        ({"progressSeconds": 0}, "'/progressSeconds': minimum: got 0, want 1"),
         ({"watchNamespace": "Team_A"}, "'/watchNamespace': 'Team_A' does not match"),
         ({"tls.leafDays": 0}, "'/tls/leafDays': minimum"),
         ({"tls.certManager.leafDuration": "a while"}, "'/tls/certManager/leafDuration'"),

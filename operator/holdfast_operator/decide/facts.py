@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from datetime import datetime
+from typing import Final
 
 from holdfast_contract.api import TrainingJobSpec, TrainingJobStatus
 from holdfast_contract.sync import Report
@@ -126,11 +127,15 @@ class OtherOwner:
     alive: bool
 
 
+DEFAULT_PROGRESS_SECONDS: Final = 30.0
+
+
 @dataclass(frozen=True)
 class Observation:
     """Everything that one decision is based on.
 
-    ``nodes`` holds, by name, the nodes with a pod of the job; ``last_reports`` is by pod UID.
+    ``nodes`` holds, by name, the nodes with a pod of the job; ``last_reports`` is by pod UID. ``progress_seconds`` is how
+    often the status may be written for progress alone.
     """
 
     job: JobFact
@@ -138,3 +143,4 @@ class Observation:
     nodes: Mapping[str, NodeFact] = field(default_factory=dict)
     last_reports: Mapping[str, LastReport] = field(default_factory=dict)
     other_owner: OtherOwner | None = None
+    progress_seconds: float = DEFAULT_PROGRESS_SECONDS

@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import logging
 from dataclasses import replace
-from datetime import datetime
 from typing import Final
 
 from holdfast_contract import keys
@@ -17,7 +16,7 @@ from holdfast_contract.reasons import Condition, Reason
 from holdfast_operator.decide import conditions
 from holdfast_operator.decide.actions import Event, JobPlan
 from holdfast_operator.decide.children import ControlSettings
-from holdfast_operator.decide.facts import JobFact
+from holdfast_operator.decide.facts import DEFAULT_PROGRESS_SECONDS, JobFact, Observation
 from holdfast_operator.decide.precedence import decide
 from holdfast_operator.gateway.kube import Kube
 from holdfast_operator.gateway.kube_errors import Conflict, NotFound
@@ -47,6 +46,7 @@ class Reconciler:
         events: Events,
         metrics: Metrics,
         cache: WatchCache | None = None,
+        progress_seconds: float = DEFAULT_PROGRESS_SECONDS,
     ) -> None:
         """Connect the parts.
 
@@ -58,10 +58,11 @@ class Reconciler:
             events: receives the Events.
             metrics: receives the counts.
             cache: what the watch delivers; without it every pass reads live.
+            progress_seconds: how often a status may be written for progress alone.
         """
         self._kube, self._board, self._clock, self._events = kube, board, clock, events
         self._cache = WatchCache() if cache is None else cache
-        self._watched = cache is not None
+        self._watched, self._progress_seconds = cache is not None, progress_seconds
         self._actor = Actor(kube=kube, board=board, control=control, events=events, metrics=metrics, cache=self._cache)
 
     async def reconcile(self, namespace: str, name: str) -> float | None:
@@ -93,7 +94,7 @@ class Reconciler:
         observation = None if known is None else observe.from_watch(known, self._board, self._clock)
         if known is None or observation is None:
             return None
-        plan = decide(observation, self._now())
+        plan = self._decide(observation)
         if not self._is_routine(observation.job, plan):
             return None
         return await self._actor.execute(known.raw, observation, replace(plan, directives=None))
@@ -117,14 +118,15 @@ class Reconciler:
             observation = await observe.gather(self._kube, self._board, self._clock, self._cache, raw)
         except SpecError as error:
             return await self._refuse(raw, str(error))
-        plan = decide(observation, self._now())
+        plan = self._decide(observation)
         if plan.actions:
             self._cache.doubt(namespace, name)  # the next pass sees for itself what became of them
         return await self._actor.execute(raw, observation, plan)
 
-    def _now(self) -> datetime:
+    def _decide(self, observation: Observation) -> JobPlan:
         now = self._clock.now()
-        return now.replace(microsecond=now.microsecond // 1000 * 1000)
+        observation = replace(observation, progress_seconds=self._progress_seconds)
+        return decide(observation, now.replace(microsecond=now.microsecond // 1000 * 1000))
 
     async def _refuse(self, raw: Manifest, message: str) -> float | None:
         """Write a condition that says why the operator cannot run this spec; change nothing else."""

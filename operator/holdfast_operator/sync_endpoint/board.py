@@ -125,6 +125,17 @@ class Board:
         job = self._jobs.get((namespace, job_name))
         return dict(job.reports) if job is not None else {}
 
+    def slowest_step(self, namespace: str, job_name: str) -> int | None:
+        """The last completed step of the slowest worker that trains; None if none reports one. Safe from any thread."""
+        job = self._jobs.get((namespace, job_name))
+        reports = [received.report for received in list(job.reports.values())] if job is not None else []
+        steps = [
+            r.progress.last_completed_step
+            for r in reports
+            if r.progress is not None and r.phase is sync.TrainerPhase.RUNNING
+        ]
+        return min(steps, default=None)
+
     def publish(self, namespace: str, job_name: str, directives: Mapping[PodIdentity, sync.Directive]) -> None:
         """Replace all directives of a job. ``seconds_left`` in them counts from this instant.
 

@@ -35,7 +35,8 @@ HOLDFAST: Final = Release(
     RELEASE,
     CHART,
     SYSTEM,
-    options=("--take-ownership", "--force-conflicts"),
+    # The tests follow training by the status.
+    options=("--take-ownership", "--force-conflicts", "--set", "progressSeconds=2"),
 )
 
 HELM_SECONDS: Final = 90
