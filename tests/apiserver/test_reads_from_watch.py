@@ -10,11 +10,12 @@ import pytest
 
 from holdfast_contract import keys
 from holdfast_contract.reasons import Condition
-from holdfast_contract.sync import Progress
+from holdfast_contract.sync import Action, Directive, Progress
 from holdfast_operator.decide import conditions
 from holdfast_operator.decide.facts import DEFAULT_PROGRESS_SECONDS
 from holdfast_operator.interfaces import SystemClock
 from holdfast_operator.reconcile.reconciler import Reconciler
+from holdfast_operator.sync_endpoint.board import PodIdentity
 from holdfast_operator.watch.cache import WatchCache
 from tests.support.operator.reconcile_rig import CONTROL, Rig
 
@@ -137,3 +138,18 @@ def test_a_deletion_that_the_watch_has_missed_is_found_by_the_next_complete_list
     assert watched.calls == [], "the ghost stands in the cache"
     assert watched.missed() == {(play.namespace, "job")}
     play.settle(lambda: play.job().status.restarts_total == 1)
+
+
+def test_agents_learn_of_a_new_attempt_in_the_pass_that_stores_it(watched: Watched) -> None:
+    play = watched.play
+    play.crash("job-1-0", 1)
+    while play.job().status.active_attempt == 1:
+        watched.calls.clear()
+        play.reconcile()
+    [pod] = [p for p in play.pods().values() if p.metadata.name == "job-0-0"]
+    told = play.board.current(PodIdentity(play.namespace, "job-0-0", pod.metadata.uid), "job")
+    assert isinstance(told, Directive)
+    assert (told.action, told.attempt) == (Action.RUN, 2)
+    verbs = [call.split()[0] for call in watched.calls]
+    assert verbs.count("update") == 1
+    assert verbs.count("list") == 1

@@ -68,7 +68,7 @@ class Actor:
             KubeError: the API server did not answer, or refused.
         """
         job = observation.job
-        self._publish(observation, plan)
+        self.publish(observation, plan)
         delay = plan.requeue_after_seconds
         for action in plan.actions:
             match action:
@@ -88,7 +88,8 @@ class Actor:
             await self._write_status(raw, plan)
         return delay
 
-    def _publish(self, observation: Observation, plan: JobPlan) -> None:
+    def publish(self, observation: Observation, plan: JobPlan) -> None:
+        """Publish the plan's directives, if it has any; those of the pods observed."""
         if plan.directives is None:
             return
         job = observation.job

@@ -121,7 +121,29 @@ class Reconciler:
         plan = self._decide(observation)
         if plan.actions:
             self._cache.doubt(namespace, name)  # the next pass sees for itself what became of them
-        return await self._actor.execute(raw, observation, plan)
+        pause = await self._actor.execute(raw, observation, plan)
+        if plan.actions or plan.status is observation.job.status:
+            return pause
+        follows = self._follow(namespace, name)
+        return pause if follows is None else follows
+
+    def _follow(self, namespace: str, name: str) -> float | None:
+        """Publish the directives of a decision that this pass has just stored, so that agents need not wait for another.
+
+        The API server's answer is the job, and the pods were read live a moment ago.
+
+        Returns:
+            Seconds until the next pass; None if more follows than directives: the next pass does that.
+        """
+        known = self._cache.snapshot(namespace, name)
+        observation = None if known is None else observe.from_watch(known, self._board, self._clock)
+        if observation is None:
+            return None
+        plan = self._decide(observation)
+        if plan.actions:
+            return None
+        self._actor.publish(observation, plan)
+        return plan.requeue_after_seconds if plan.status is observation.job.status else None
 
     def _decide(self, observation: Observation) -> JobPlan:
         now = self._clock.now()
