@@ -255,7 +255,7 @@ class Operator:
             self._wake(*key, urgent=urgent)
 
     async def _resync_forever(self) -> None:
-        """Wake every job every RESYNC_SECONDS, and check that the watch delivers every change."""
+        """Every RESYNC_SECONDS: find what the watch has missed by complete lists, and wake every job."""
         while True:
             self._resync.clear()
             try:
@@ -275,11 +275,9 @@ class Operator:
         nodes = await self._kube.node_versions()
         self._audit.listed(watch.PODS, pods.by_uid)
         self._audit.listed(watch.NODES, nodes.by_uid)
-        for key in self._cache.compare_pods(pods) | self._cache.compare_nodes(nodes):
-            log.info(
-                "the watch has not delivered a change yet; the job is read live",
-                extra=dict(zip(("namespace", "job"), key, strict=True)),
-            )
+        missed = self._cache.compare_pods(pods) | self._cache.compare_nodes(nodes)
+        if missed:
+            log.debug("the watch has not delivered every change of %d jobs yet; they are read live", len(missed))
         for job in jobs.items:
             self._wake(job["metadata"]["namespace"], job["metadata"]["name"])
 

@@ -13,6 +13,7 @@ from holdfast_contract.reasons import Condition
 from holdfast_contract.sync import Action, Directive, Progress
 from holdfast_operator.decide import conditions
 from holdfast_operator.decide.facts import DEFAULT_PROGRESS_SECONDS
+from holdfast_operator.gateway import kube as kube_module
 from holdfast_operator.interfaces import SystemClock
 from holdfast_operator.reconcile.reconciler import Reconciler
 from holdfast_operator.sync_endpoint.board import PodIdentity
@@ -138,6 +139,16 @@ def test_a_deletion_that_the_watch_has_missed_is_found_by_the_next_complete_list
     assert watched.calls == [], "the ghost stands in the cache"
     assert watched.missed() == {(play.namespace, "job")}
     play.settle(lambda: play.job().status.restarts_total == 1)
+
+
+def test_a_complete_list_is_read_in_pages(watched: Watched, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(kube_module, "PAGE", 1)
+    play = watched.play
+    found = play.runner.run(play.kube.pod_versions(play.namespace, keys.LABEL_JOB_NAME))
+    assert len(watched.calls) == 2
+    assert found.by_uid == {p.metadata.uid: p.metadata.resource_version for p in play.pods().values()}
+    assert set(found.jobs.values()) == {(play.namespace, "job")}
+    assert watched.cache.compare_pods(found) == set()
 
 
 def test_agents_learn_of_a_new_attempt_in_the_pass_that_stores_it(watched: Watched) -> None:

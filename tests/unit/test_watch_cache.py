@@ -118,6 +118,7 @@ def test_ghosts_of_nodes_and_jobs_are_found() -> None:
     cache = filled()
     assert cache.compare_nodes(Versions({"n": "5"}, {}, "40")) == set()
     assert cache.compare_nodes(Versions({}, {}, "4")) == set(), "a list from before the node"
+    assert cache.compare_nodes(Versions({"n": "6"}, {}, "40")) == {KEY}, "a change that was not delivered"
     assert cache.compare_nodes(Versions({}, {}, "40")) == {KEY}
     cache = filled()
     cache.replace_jobs(Listed([], "9"))

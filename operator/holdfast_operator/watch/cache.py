@@ -209,9 +209,10 @@ class WatchCache:
         """The same for nodes."""
         shown = _number(listed.version)
         ghosts = {n for n, node in self._nodes.items() if node.uid not in listed.by_uid and node.version <= shown}
+        newer = {n for n, node in self._nodes.items() if _number(listed.by_uid.get(node.uid)) > node.version}
         for name in ghosts:
             del self._nodes[name]
-        found = {pod.key for pod in self._pods.values() if pod.node in ghosts}
+        found = {pod.key for pod in self._pods.values() if pod.node in ghosts | newer}
         self._doubted |= found
         return found
 
