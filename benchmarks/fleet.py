@@ -1,6 +1,6 @@
 """What the operator costs and how soon it answers, with many training jobs.
 
-    python -m benchmarks.fleet --jobs 100 --workers 4 [--idle-seconds 60] [--crashes 20] [--json]
+    python -m benchmarks.fleet --jobs 100 --workers 4 [--idle-seconds 120] [--crashes 20] [--json]
 
 A real control plane (API server, etcd, scheduler, controllers), the operator as a process, and agents in processes of their
 own, with real TLS connections and real tokens bound to their pods. Nodes, kubelets and trainers exist on paper: a trainer
@@ -291,7 +291,7 @@ def _options(arguments: Sequence[str] | None) -> argparse.Namespace:
     parser.add_argument("--workers", type=int, default=4, help="of each job")
     parser.add_argument("--agent-processes", type=int, default=2)
     parser.add_argument("--settle-seconds", type=float, default=10.0, help="between the start and the idle phase")
-    parser.add_argument("--idle-seconds", type=float, default=60.0)
+    parser.add_argument("--idle-seconds", type=float, default=120.0, help="tokens are reviewed every two minutes")
     parser.add_argument("--crashes", type=int, default=20)
     parser.add_argument("--operator-log", type=Path, help="write the operator's log to this file")
     parser.add_argument("--json", action="store_true", help="print the figures in one line")
