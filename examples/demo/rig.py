@@ -167,7 +167,7 @@ class Rig:
 
     def _install(self) -> None:
         # One replica: training must go on while no operator runs, and a standby would take over.
-        options = ["--set=image.repository=holdfast/operator", "--set=replicas=1"]
+        options = ["--set=image.repository=holdfast/operator", "--set=replicas=1", "--set=progressSeconds=2"]
         release = Release(RELEASE, self._repository / "charts" / "holdfast", OPERATOR_NAMESPACE, options)
         helm_install.install(self._cluster, release, deadline_seconds=HELM_SECONDS, progress=self._progress)
         self._cluster.kubectl("create", "namespace", NAMESPACE)

@@ -18,7 +18,7 @@ from holdfast_contract import keys
 from holdfast_operator import lease
 from holdfast_operator.decide.children import ControlSettings
 from holdfast_operator.gateway import cluster_access
-from holdfast_operator.gateway.kube import Kube
+from holdfast_operator.gateway.kube import Kube, Listed, merged_lists, merged_versions
 from holdfast_operator.gateway.kube_errors import KubeError, NotFound, TooManyRequests, Unavailable
 from holdfast_operator.interfaces import SystemClock
 from holdfast_operator.operator_settings import OperatorSettings
@@ -42,6 +42,8 @@ STOP_SECONDS: Final = 10.0
 CRD_SECONDS: Final = 30.0
 """How long the API server may take to serve TrainingJobs: it needs a moment after the CRD is installed."""
 RETRY_SECONDS: Final = 0.5
+LEASE_THREADS: Final = 2
+"""One request of the Lease may hang while the next is sent."""
 
 log = logging.getLogger(__name__)
 
@@ -70,11 +72,13 @@ class Operator:
     ) -> None:
         self._settings, self._times = settings, times
         self._kube = Kube(cluster_access.load(kubeconfig))
+        # Renewing the Lease must wait for no other request: a storm would cost the leadership.
+        self._lease_kube = Kube(cluster_access.load(kubeconfig), threads=LEASE_THREADS)
         self._certificate = Certificate(settings.tls_dir)
         self._cache = WatchCache()
-        self._metrics = OperatorMetrics(self._cache.jobs)
+        self._metrics = OperatorMetrics(self._cache.jobs, self._live_step)
         self._metrics.set_certificate_expiry(self._certificate.expires_at)
-        self._board = Board(self._wake)
+        self._board = Board(self._wake_urgently)
         self._recorder = EventRecorder(self._kube, settings.pod_name)
         self._audit = watch.WatchAudit(watch_silence_seconds)
         self._watch = watch.KopfWatch(kubeconfig, settings.watch_namespaces, self._on_watch_event)
@@ -139,6 +143,7 @@ class Operator:
         self._watch.stop()
         self._health.stop()
         self._kube.close()
+        self._lease_kube.close()
 
     async def _require_crd(self) -> None:
         """Wait until the API server serves TrainingJobs. Without the CRD the process ends; the kubelet restarts it."""
@@ -168,7 +173,7 @@ class Operator:
         self.ports["metrics"], _ = self._metrics.serve(host, settings.metrics_port)
         me = lease.identity(settings.pod_name, settings.pod_ip, self.ports["control"])
         self._elector = lease.LeaderElector(
-            self._kube,
+            self._lease_kube,
             namespace=settings.namespace,
             name=settings.lease_name,
             me=me,
@@ -206,9 +211,12 @@ class Operator:
         with json_logs.job_context(namespace, name, self._cache.attempt(namespace, name)):
             return await self._reconciler.reconcile(namespace, name)
 
-    def _wake(self, namespace: str, name: str) -> None:
+    def _wake(self, namespace: str, name: str, *, urgent: bool = False) -> None:
         if self._queue is not None:
-            self._queue.add(namespace, name)
+            self._queue.add(namespace, name, urgent=urgent)
+
+    def _wake_urgently(self, namespace: str, name: str) -> None:
+        self._wake(namespace, name, urgent=True)
 
     def _make_reconciler(self) -> Reconciler:
         settings = self._settings
@@ -219,12 +227,18 @@ class Operator:
             clock=SystemClock(),
             events=self._recorder,
             metrics=self._metrics,
+            cache=self._cache,
+            progress_seconds=settings.progress_seconds,
         )
 
     def _take_certificate(self) -> None:
         """Pass the new CA bundle to new pods. The reconciler has no state, so it is simply made again."""
         self._reconciler = self._make_reconciler()
         self._metrics.set_certificate_expiry(self._certificate.expires_at)
+
+    def _live_step(self, namespace: str, name: str) -> int | None:
+        """The last completed step of a job's slowest worker, as the agents report it. Called from the scraping thread."""
+        return self._board.slowest_step(namespace, name)
 
     # Watch events and resync
 
@@ -237,11 +251,13 @@ class Operator:
 
     def _apply_watch_event(self, resource: str, event: str, item: Mapping[str, Any]) -> None:
         updates = {watch.JOBS: self._cache.job, watch.PODS: self._cache.pod, watch.NODES: self._cache.node}
+        # A pod or a node that changes may be a loss or a notice. A list at the watch's start is routine.
+        urgent = bool(event) and resource != watch.JOBS
         for key in updates[resource](event, item):
-            self._wake(*key)
+            self._wake(*key, urgent=urgent)
 
     async def _resync_forever(self) -> None:
-        """Wake every job every RESYNC_SECONDS, and check that the watch delivers every change."""
+        """Every RESYNC_SECONDS: find what the watch has missed by complete lists, and wake every job."""
         while True:
             self._resync.clear()
             try:
@@ -255,18 +271,19 @@ class Operator:
     async def _resync_once(self) -> None:
         jobs = await self._list_jobs()
         self._cache.replace_jobs(jobs)
-        for job in jobs:
+        self._audit.listed(watch.JOBS, {j["metadata"]["uid"]: j["metadata"]["resourceVersion"] for j in jobs.items})
+        pods = merged_versions([await self._kube.pod_versions(n, keys.LABEL_JOB_NAME) for n in self._watched()])
+        nodes = await self._kube.node_versions()
+        self._audit.listed(watch.PODS, pods.by_uid)
+        self._audit.listed(watch.NODES, nodes.by_uid)
+        missed = self._cache.compare_pods(pods) | self._cache.compare_nodes(nodes)
+        if missed:
+            log.debug("the watch has not delivered every change of %d jobs yet; they are read live", len(missed))
+        for job in jobs.items:
             self._wake(job["metadata"]["namespace"], job["metadata"]["name"])
-        versions = {job["metadata"]["uid"]: job["metadata"]["resourceVersion"] for job in jobs}
-        self._audit.listed(watch.JOBS, versions)
-        pods: dict[str, str] = {}
-        for namespace in self._watched():
-            pods |= await self._kube.pod_versions(namespace, keys.LABEL_JOB_NAME)
-        self._audit.listed(watch.PODS, pods)
-        self._audit.listed(watch.NODES, await self._kube.node_versions())
 
-    async def _list_jobs(self) -> list[dict[str, Any]]:
-        return [job for namespace in self._watched() for job in await self._kube.list_jobs(namespace)]
+    async def _list_jobs(self) -> Listed:
+        return merged_lists([await self._kube.list_jobs(namespace) for namespace in self._watched()])
 
     def _watched(self) -> tuple[str | None, ...]:
         """What to list: each namespace of the settings, or None for the whole cluster."""

@@ -11,10 +11,13 @@ from typing import Final, TypeVar
 from urllib.parse import urlsplit
 
 from holdfast_contract import defaults, keys
+from holdfast_operator.decide.facts import DEFAULT_PROGRESS_SECONDS
 
 PREFIX: Final = "HOLDFAST_OPERATOR_"
 ORPHAN_SECONDS: Final = (10, 604_800)
 """Shortest and longest. A Lease needs 15 s to pass to another replica; after a week nobody repairs the operator."""
+PROGRESS_SECONDS: Final = (1, 3600)
+"""Shortest and longest. Below 30 s a thousand jobs load the API server; live figures are in the metrics."""
 LOG_LEVELS: Final = ("debug", "info", "warning", "error")
 TLS_FILES: Final = ("tls.crt", "tls.key", "ca.crt")
 
@@ -54,6 +57,7 @@ class OperatorSettings:
     """Empty: all."""
     log_level: int
     orphan_seconds: int = defaults.ORPHAN_SECONDS
+    progress_seconds: int = round(DEFAULT_PROGRESS_SECONDS)
     control_port: int = keys.CONTROL_PORT
     health_port: int = keys.HEALTH_PORT
     metrics_port: int = keys.METRICS_PORT
@@ -84,6 +88,7 @@ def from_environment(environment: Mapping[str, str]) -> OperatorSettings:
         watch_namespaces=read("WATCH_NAMESPACES", _namespaces, ""),
         log_level=read("LOG_LEVEL", _log_level, "info"),
         orphan_seconds=read("ORPHAN_SECONDS", _orphan_seconds, str(defaults.ORPHAN_SECONDS)),
+        progress_seconds=read("PROGRESS_SECONDS", _progress_seconds, str(round(DEFAULT_PROGRESS_SECONDS))),
         control_port=read("CONTROL_PORT", _port, str(keys.CONTROL_PORT)),
         health_port=read("HEALTH_PORT", _port, str(keys.HEALTH_PORT)),
         metrics_port=read("METRICS_PORT", _port, str(keys.METRICS_PORT)),
@@ -142,7 +147,15 @@ def _log_level(variable: str, text: str) -> int:
 
 
 def _orphan_seconds(variable: str, text: str) -> int:
-    shortest, longest = ORPHAN_SECONDS
+    return _seconds(variable, text, ORPHAN_SECONDS)
+
+
+def _progress_seconds(variable: str, text: str) -> int:
+    return _seconds(variable, text, PROGRESS_SECONDS)
+
+
+def _seconds(variable: str, text: str, limits: tuple[int, int]) -> int:
+    shortest, longest = limits
     if not text.isascii() or not text.isdigit() or len(text) > 9 or not shortest <= int(text) <= longest:
         raise OperatorSettingsError(variable, text, f"whole seconds, {shortest} to {longest}")
     return int(text)

@@ -68,6 +68,7 @@ def test_a_process_is_alive_and_ready_and_says_what_it_serves(
         ("LOG_LEVEL", "loud"),
         ("ORPHAN_SECONDS", "9"),
         ("ORPHAN_SECONDS", "1e3"),
+        ("PROGRESS_SECONDS", "0"),
         ("CONTROL_PORT", "70000"),
         ("POD_IP", ""),
     ],

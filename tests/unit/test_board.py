@@ -168,3 +168,25 @@ def test_a_forgotten_job_has_no_members() -> None:
         assert await asyncio.wait_for(held, 1) is NOT_MEMBER
 
     run(scenario())
+
+
+def test_the_live_step_is_that_of_the_slowest_worker_that_trains() -> None:
+    board = Board()
+    assert board.slowest_step("ns", "train") is None
+    board.put_report(ONE, "train", replace(REPORT, progress=Progress(7)))
+    board.put_report(TWO, "train", replace(REPORT, progress=Progress(6)))
+    assert board.slowest_step("ns", "train") == 6
+    board.put_report(TWO, "train", replace(REPORT, phase=TrainerPhase.EXITED, progress=Progress(6)))
+    assert board.slowest_step("ns", "train") == 7
+
+
+def test_publishing_again_is_needed_for_a_change_and_for_a_pod_that_waits() -> None:
+    board = Board()
+    assert not board.has_published("ns", "train", {"u1": RUN}), "nothing was ever published"
+    board.publish("ns", "train", {ONE: RUN})
+    assert board.has_published("ns", "train", {"u1": RUN})
+    assert board.has_published("ns", "train", None)
+    assert not board.has_published("ns", "train", {"u1": replace(RUN, attempt=2)})
+    assert not board.has_published("ns", "train", {"u1": RUN, "u2": RUN})
+    board.put_report(TWO, "train", REPORT)
+    assert not board.has_published("ns", "train", {"u1": RUN}), "it learns by the next set that it is no member"

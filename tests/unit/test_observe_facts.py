@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 
 from holdfast_contract import keys
-from holdfast_operator.reconcile import observe
+from holdfast_operator.watch import manifest_facts
 from tests.support.cluster.manifests import training_job, with_value
 
 OWNER = {"uid": "job-uid", "controller": True, "kind": keys.KIND, "name": "lm", "apiVersion": keys.API_VERSION}
@@ -21,7 +21,7 @@ def pod(**status: Any) -> dict[str, Any]:
 
 
 def test_running_pod() -> None:
-    fact = observe.pod_fact(pod(), "job-uid")
+    fact = manifest_facts.pod_fact(pod(), "job-uid")
     assert fact is not None
     assert (fact.index, fact.created_in_attempt, fact.node, fact.ip) == (1, 4, "n1", "10.0.0.7")
     assert not fact.finished
@@ -35,7 +35,7 @@ def test_ended_and_evicted_pod() -> None:
         {"name": keys.TRAINER_CONTAINER, "state": ended},
     ]
     disrupted = [{"type": "DisruptionTarget", "status": "True", "reason": "EvictionByEvictionAPI"}]
-    fact = observe.pod_fact(
+    fact = manifest_facts.pod_fact(
         pod(phase="Failed", reason="Evicted", containerStatuses=containers, conditions=disrupted), "job-uid"
     )
     assert fact is not None
@@ -46,7 +46,7 @@ def test_ended_and_evicted_pod() -> None:
 
 def test_pending_pod_says_why() -> None:
     waiting = {"name": keys.TRAINER_CONTAINER, "state": {"waiting": {"reason": "ImagePullBackOff", "message": "no"}}}
-    fact = observe.pod_fact(pod(phase="Pending", containerStatuses=[waiting]), "job-uid")
+    fact = manifest_facts.pod_fact(pod(phase="Pending", containerStatuses=[waiting]), "job-uid")
     assert fact is not None
     assert fact.waiting == "ImagePullBackOff: no"
 
@@ -63,7 +63,7 @@ def test_pending_pod_says_why() -> None:
     ],
 )
 def test_what_is_not_provably_ours_is_nothing_to_us(path: str, value: object) -> None:
-    assert observe.pod_fact(with_value(pod(), path, value), "job-uid") is None
+    assert manifest_facts.pod_fact(with_value(pod(), path, value), "job-uid") is None
 
 
 def test_node() -> None:
@@ -73,17 +73,17 @@ def test_node() -> None:
         "spec": {"unschedulable": True, "taints": [{"key": "k", "effect": "NoSchedule", "timeAdded": at}]},
         "status": {"conditions": [{"type": "Ready", "status": "Unknown", "lastTransitionTime": at}]},
     }
-    fact = observe.node_fact("n1", raw)
+    fact = manifest_facts.node_fact("n1", raw)
     assert fact.unschedulable
     assert fact.taints[0].added_at == datetime(2026, 1, 2, 3, 4, 5, tzinfo=UTC)
     assert fact.ready is not None
     assert fact.ready.changed_at == fact.taints[0].added_at
-    assert not observe.node_fact("n1", None).exists
+    assert not manifest_facts.node_fact("n1", None).exists
 
 
 def test_spec_that_an_older_definition_let_in_is_refused_with_its_field() -> None:
     raw = training_job("lm", namespace="ns")
     raw["metadata"] |= {"uid": "u", "creationTimestamp": "2026-01-02T03:04:05Z"}
-    assert observe.parse_job(raw).spec.replicas == 2
-    with pytest.raises(observe.SpecError, match="replicas"):
-        observe.parse_job(with_value(raw, "spec.replicas", 0))
+    assert manifest_facts.parse_job(raw).spec.replicas == 2
+    with pytest.raises(manifest_facts.SpecError, match="replicas"):
+        manifest_facts.parse_job(with_value(raw, "spec.replicas", 0))

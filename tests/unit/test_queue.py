@@ -148,3 +148,43 @@ def test_retry_after_is_honoured() -> None:
 
     play(work, script)
     assert tries[1] - tries[0] >= 1.2
+
+
+def test_an_urgent_key_overtakes_routine_that_is_due() -> None:
+    order: list[str] = []
+
+    async def work(_namespace: str, name: str) -> None:
+        order.append(name)
+        await asyncio.sleep(1)
+
+    async def script(queue: WorkQueue) -> None:
+        for number in range(40):
+            queue.add("ns", f"routine-{number}")
+        await asyncio.sleep(0.5)
+        queue.add("ns", "routine-39", urgent=True)
+        queue.add("ns", "report", urgent=True)
+        await until_async(lambda: "report" in order, 10)
+
+    play(work, script)
+    assert order.index("report") < 8, "of four workers, each was busy once"
+    assert order.index("routine-39") < 8, "an urgent wake-up of a key that waits counts, too"
+
+
+def test_routine_that_has_waited_long_is_not_starved() -> None:
+    order: list[str] = []
+
+    async def work(_namespace: str, name: str) -> None:
+        order.append(name)
+        await asyncio.sleep(1)
+
+    async def script(queue: WorkQueue) -> None:
+        for round_number in range(9):
+            for number in range(4):
+                queue.add("ns", f"report-{round_number}-{number}", urgent=True)
+            if not round_number:
+                queue.add("ns", "routine")
+            await asyncio.sleep(0.9)
+        await until_async(lambda: "routine" in order, 10)
+
+    play(work, script)
+    assert 4 <= order.index("routine") <= 28, order

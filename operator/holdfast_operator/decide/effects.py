@@ -15,8 +15,6 @@ from holdfast_operator.decide.rules import deletion, preparation
 
 RESYNC_SECONDS: Final = 30.0
 """The longest time between two passes over a job that has not finished."""
-PROGRESS_SECONDS: Final = 2.0
-"""How often the status is written for progress alone."""
 DOUBT_SECONDS: Final = 1.0
 """How often a job is checked while one of its nodes is not ready."""
 SHORTEST_SECONDS: Final = 0.05
@@ -51,7 +49,7 @@ def _status(view: JobView, reported: TrainingJobStatus) -> tuple[TrainingJobStat
     stored = view.job.status
     fresh = conditions.derive(view, reported)
     known = stored.progress.observed_at if stored.progress is not None else None
-    due = known is None or (view.now - known).total_seconds() >= PROGRESS_SECONDS
+    due = known is None or (view.now - known).total_seconds() >= view.observed.progress_seconds
     accounted = stored.goodput.accounted_until or job_goodput.begun(view)
     overdue = view.workers and (view.now - accounted).total_seconds() >= RESYNC_SECONDS
     stepped = _progress(fresh) != _progress(stored)
@@ -98,7 +96,7 @@ def _timers(view: JobView) -> Iterator[float]:
         yield max(0.0, limit - ending.active_seconds(view))
     known = status.progress
     if known is not None and known.observed_at is not None and next(view.training(), None) is not None:
-        yield max(0.1, PROGRESS_SECONDS - (view.now - known.observed_at).total_seconds())
+        yield max(0.1, view.observed.progress_seconds - (view.now - known.observed_at).total_seconds())
 
 
 def _actions(view: JobView) -> Iterator[Action]:

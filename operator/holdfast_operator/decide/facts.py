@@ -6,6 +6,7 @@ import math
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from datetime import datetime
+from typing import Final
 
 from holdfast_contract.api import TrainingJobSpec, TrainingJobStatus
 from holdfast_contract.identity import PodUid
@@ -128,12 +129,16 @@ class OtherOwner:
     alive: bool
 
 
+DEFAULT_PROGRESS_SECONDS: Final = 30.0
+
+
 @dataclass(frozen=True)
 class Observation:
     """Everything that one decision is based on.
 
     ``nodes`` holds, by name, the nodes with a pod of the job; ``last_reports`` is by pod UID. ``term_seconds``: for how
-    long this operator has been leading, so that no agent can have reported to it earlier.
+    long this operator has been leading, so that no agent can have reported to it earlier. ``progress_seconds``: how often
+    the status may be written for progress alone.
     """
 
     job: JobFact
@@ -142,3 +147,4 @@ class Observation:
     last_reports: Mapping[PodUid, LastReport] = field(default_factory=dict)
     other_owner: OtherOwner | None = None
     term_seconds: float = math.inf
+    progress_seconds: float = DEFAULT_PROGRESS_SECONDS

@@ -7,6 +7,8 @@ generated methods of the ``kubernetes`` client build model objects (see ``transp
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+from dataclasses import dataclass
 from typing import Any, Final
 from urllib.parse import quote
 
@@ -14,7 +16,7 @@ from kubernetes.client import Configuration
 
 from holdfast_contract import keys
 from holdfast_operator.gateway import kube_errors
-from holdfast_operator.gateway.transport import DEADLINE_SECONDS, MERGE_PATCH, METADATA_LIST, Transport
+from holdfast_operator.gateway.transport import DEADLINE_SECONDS, MERGE_PATCH, METADATA_LIST, THREADS, Transport
 
 Json = dict[str, Any]
 
@@ -23,17 +25,53 @@ REVIEW_SECONDS: Final = 5.0
 LEASE_SECONDS: Final = 5.0
 """Below the lease's renew deadline, so that one hung request does not cost the leadership."""
 EVENT_SECONDS: Final = 5.0
-SAMPLE: Final = 500
-"""How many objects per kind the audit of the watch compares."""
+PAGE: Final = 500
+"""How many objects one request of a long list returns."""
 
 _JOBS: Final = f"/apis/{keys.API_VERSION}"
+
+
+@dataclass(frozen=True)
+class Listed:
+    """A live list, and the version of the cluster that it shows."""
+
+    items: list[Json]
+    version: str
+
+
+@dataclass(frozen=True)
+class Versions:
+    """The versions of a kind's objects by UID, and the version of the cluster that the list shows."""
+
+    by_uid: dict[str, str]
+    jobs: dict[str, tuple[str, str]]
+    """Namespace and name of each pod's job, by the pod's UID."""
+    version: str
+
+
+def merged_lists(lists: Sequence[Listed]) -> Listed:
+    """The lists of several namespaces as one. It is as old as the oldest of them."""
+    return Listed([item for one in lists for item in one.items], min((one.version for one in lists), key=_age))
+
+
+def merged_versions(lists: Sequence[Versions]) -> Versions:
+    """The versions in several namespaces as one. They are as old as the oldest of them."""
+    by_uid = {uid: version for one in lists for uid, version in one.by_uid.items()}
+    jobs = {uid: key for one in lists for uid, key in one.jobs.items()}
+    return Versions(by_uid, jobs, min((one.version for one in lists), key=_age))
+
+
+def _age(version: str) -> int:
+    """Versions of one cluster are numbers that grow; one that is none counts as the oldest."""
+    return int(version) if version.isdecimal() else 0
 
 
 class Kube:
     """Typed access to one API server."""
 
-    def __init__(self, configuration: Configuration) -> None:
-        self._transport = Transport(configuration)
+    def __init__(self, configuration: Configuration, *, threads: int = THREADS) -> None:
+        """``configuration`` must belong to this client alone; at most ``threads`` requests are sent at once."""
+        self._transport = Transport(configuration, threads)
 
     def close(self) -> None:
         """Release threads and connections."""
@@ -45,7 +83,7 @@ class Kube:
         """The TrainingJob, or None if it does not exist."""
         return await self._get(_job(namespace, name), f"get {keys.PLURAL} {namespace}/{name}")
 
-    async def list_jobs(self, namespace: str | None) -> list[Json]:
+    async def list_jobs(self, namespace: str | None) -> Listed:
         """All TrainingJobs of a namespace; None: of the whole cluster."""
         path = f"{_JOBS}/{keys.PLURAL}" if namespace is None else f"{_JOBS}/namespaces/{_q(namespace)}/{keys.PLURAL}"
         return await self._list(path, f"list {keys.PLURAL} {namespace or 'everywhere'}", {})
@@ -100,10 +138,10 @@ class Kube:
 
     # Pods
 
-    async def list_pods(self, namespace: str, label_selector: str) -> list[Json]:
+    async def list_pods(self, namespace: str, label_selector: str) -> Listed:
         """The pods that match now, finished ones included."""
-        what = f"list pods {namespace} ({label_selector})"
-        return await self._list(_pods(namespace), what, {"labelSelector": label_selector})
+        what, query = f"list pods {namespace} ({label_selector})", {"labelSelector": label_selector}
+        return await self._list(_pods(namespace), what, query)
 
     async def get_pod(self, namespace: str, name: str) -> Json | None:
         """The pod, or None."""
@@ -141,25 +179,36 @@ class Kube:
 
     async def list_nodes(self) -> list[Json]:
         """All nodes."""
-        return await self._list("/api/v1/nodes", "list nodes", {})
+        return (await self._list("/api/v1/nodes", "list nodes", {})).items
 
     # Versions alone, to compare with what the watch delivered
 
-    async def pod_versions(self, namespace: str | None, label_selector: str) -> dict[str, str]:
-        """Versions by UID of at most SAMPLE pods that match, in one namespace; None: in the whole cluster."""
+    async def pod_versions(self, namespace: str | None, label_selector: str) -> Versions:
+        """Versions of the pods that match, in one namespace; None: in the whole cluster."""
         path = "/api/v1/pods" if namespace is None else _pods(namespace)
         return await self._versions(path, "list pods", {"labelSelector": label_selector})
 
-    async def node_versions(self) -> dict[str, str]:
-        """Versions by UID of at most SAMPLE nodes."""
+    async def node_versions(self) -> Versions:
+        """Versions of the nodes."""
         return await self._versions("/api/v1/nodes", "list nodes", {})
 
-    async def _versions(self, path: str, what: str, query: dict[str, str]) -> dict[str, str]:
-        query = {**query, "limit": str(SAMPLE)}
-        answer = await self._transport.request(
-            "GET", path, what=what, query=query, accept=METADATA_LIST, deadline_seconds=LIST_SECONDS
-        )
-        return {i["metadata"]["uid"]: i["metadata"]["resourceVersion"] for i in answer.get("items") or []}
+    async def _versions(self, path: str, what: str, query: dict[str, str]) -> Versions:
+        """All pages show the cluster as it was at the first one."""
+        found: dict[str, str] = {}
+        jobs: dict[str, tuple[str, str]] = {}
+        page = {**query, "limit": str(PAGE)}
+        while True:
+            answer = await self._transport.request(
+                "GET", path, what=what, query=page, accept=METADATA_LIST, deadline_seconds=LIST_SECONDS
+            )
+            for item in (i["metadata"] for i in answer.get("items") or []):
+                found[item["uid"]] = item["resourceVersion"]
+                if job := (item.get("labels") or {}).get(keys.LABEL_JOB_NAME):
+                    jobs[item["uid"]] = (item["namespace"], job)
+            meta = answer.get("metadata") or {}
+            if not meta.get("continue"):
+                return Versions(found, jobs, str(meta.get("resourceVersion") or ""))
+            page = {**page, "continue": meta["continue"]}
 
     # Events and tokens
 
@@ -233,12 +282,12 @@ class Kube:
                 raise
             return None
 
-    async def _list(self, path: str, what: str, query: dict[str, str]) -> list[Json]:
+    async def _list(self, path: str, what: str, query: dict[str, str]) -> Listed:
         answer = await self._transport.request("GET", path, what=what, query=query, deadline_seconds=LIST_SECONDS)
         items = answer.get("items")
         if not isinstance(items, list):
             raise kube_errors.Unavailable(what, 200, "NotAList", "the answer has no list of items")
-        return items
+        return Listed(items, str((answer.get("metadata") or {}).get("resourceVersion") or ""))
 
     async def _delete(self, path: str, what: str, body: Json) -> None:
         try:

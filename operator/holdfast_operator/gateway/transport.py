@@ -33,13 +33,13 @@ JSON_TYPE: Final = "application/json"
 class Transport:
     """Sends JSON requests to one API server, from one event loop. Call ``close`` once at the end."""
 
-    def __init__(self, configuration: Configuration) -> None:
+    def __init__(self, configuration: Configuration, threads: int = THREADS) -> None:
         # A hidden retry could repeat a write that has happened already: only the callers decide about retries.
         configuration.retries = False
-        configuration.connection_pool_maxsize = THREADS
+        configuration.connection_pool_maxsize = threads
         self._client = ApiClient(configuration)
         self._client.user_agent = "holdfast-operator"
-        self._threads = ThreadPoolExecutor(THREADS, thread_name_prefix="kube")
+        self._threads = ThreadPoolExecutor(threads, thread_name_prefix="kube")
 
     async def request(  # noqa: PLR0913  a request has this many parts; all but two are named at the call
         self,

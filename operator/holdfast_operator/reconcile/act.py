@@ -19,6 +19,7 @@ from holdfast_operator.gateway.kube import Kube
 from holdfast_operator.gateway.kube_errors import AlreadyExists, Conflict, Forbidden, Invalid, NotFound
 from holdfast_operator.interfaces import Events, Manifest, Metrics
 from holdfast_operator.sync_endpoint.board import Board, PodIdentity
+from holdfast_operator.watch.cache import WatchCache
 
 POD_RETRY_SECONDS: Final = 5.0
 """How soon the operator tries again to create a pod that the API server refused: quota or permissions may change."""
@@ -28,7 +29,14 @@ class Actor:
     """Executes plans."""
 
     def __init__(
-        self, *, kube: Kube, board: Board, control: children.ControlSettings, events: Events, metrics: Metrics
+        self,
+        *,
+        kube: Kube,
+        board: Board,
+        control: children.ControlSettings,
+        events: Events,
+        metrics: Metrics,
+        cache: WatchCache,
     ) -> None:
         """Connect the parts.
 
@@ -38,7 +46,9 @@ class Actor:
             control: how new pods reach the control endpoint.
             events: receives the Events.
             metrics: receives the counts.
+            cache: learns what was written, so that the watch's echo wakes nobody.
         """
+        self._cache = cache
         self._kube, self._board, self._control = kube, board, control
         self._events, self._metrics = events, metrics
 
@@ -58,7 +68,7 @@ class Actor:
             KubeError: the API server did not answer, or refused.
         """
         job = observation.job
-        self._publish(observation, plan)
+        self.publish(observation, plan)
         delay = plan.requeue_after_seconds
         for action in plan.actions:
             match action:
@@ -78,7 +88,8 @@ class Actor:
             await self._write_status(raw, plan)
         return delay
 
-    def _publish(self, observation: Observation, plan: JobPlan) -> None:
+    def publish(self, observation: Observation, plan: JobPlan) -> None:
+        """Publish the plan's directives, if it has any; those of the pods observed."""
         if plan.directives is None:
             return
         job = observation.job
@@ -126,7 +137,7 @@ class Actor:
     async def _write_status(self, raw: Manifest, plan: JobPlan) -> None:
         body = copy.copy(raw)
         body["status"] = plan.status.model_dump(mode="json", by_alias=True, exclude_none=True)
-        await self._kube.update_job_status(body)
+        self._cache.job_read(await self._kube.update_job_status(body))
         for event in plan.events:
             self._events.emit(raw, event)
         for count in plan.counts:

@@ -1,74 +1,54 @@
-"""Reads everything that one decision about a job needs, live, into one frozen Observation."""
+"""Everything that one decision about a job needs, in one frozen Observation: read live, or as the watch delivered it."""
 
 from __future__ import annotations
 
 import asyncio
 from collections.abc import Iterable, Mapping
-from datetime import datetime
-from typing import Any, Final
-
-from pydantic import ValidationError
+from dataclasses import replace
+from typing import Final
 
 from holdfast_contract import keys
-from holdfast_contract.api import TrainingJob
 from holdfast_contract.manifest import Owner
 from holdfast_operator.decide.children import avoided_nodes
 from holdfast_operator.decide.conditions import finished
-from holdfast_operator.decide.facts import (
-    ContainerEnd,
-    JobFact,
-    LastReport,
-    NodeCondition,
-    NodeFact,
-    Observation,
-    OtherOwner,
-    PodFact,
-    Taint,
-)
+from holdfast_operator.decide.facts import JobFact, LastReport, NodeFact, Observation, OtherOwner, PodFact
 from holdfast_operator.gateway.kube import Kube
 from holdfast_operator.gateway.kube_errors import Forbidden, KubeError
 from holdfast_operator.interfaces import Clock, Manifest
 from holdfast_operator.sync_endpoint.board import Board
+from holdfast_operator.watch.cache import Snapshot, WatchCache
+from holdfast_operator.watch.manifest_facts import SpecError, node_fact, parse_job, pod_fact
 
 FEW_NODES: Final = 16
 """Up to this many nodes are read one by one; for more, one list is cheaper."""
-NO_TIME: Final = "0001-01-01T00:00:00Z"
 
 
-class SpecError(ValueError):
-    """The API server accepted the job, but the operator's models refuse its spec."""
+def from_watch(known: Snapshot, board: Board, clock: Clock) -> Observation | None:
+    """What the watch has delivered about a job, with the agents' last reports.
+
+    Args:
+        known: the job, its pods and their nodes, from the cache.
+        board: the agents' last reports.
+        clock: gives the reports their age.
+
+    Returns:
+        None if a decision needs more than the watch delivers: whether another owner of the run is alive.
+    """
+    last_reports = _last_reports(known.job, board, clock)
+    pods = _without_users_choice(known.job, known.pods)
+    if _other_owners(known.job, pods, last_reports):
+        return None
+    return Observation(known.job, pods, known.nodes, last_reports, term_seconds=_term_seconds(board, clock))
 
 
-def parse_job(raw: Mapping[str, Any]) -> JobFact:
-    """The job object, checked with the models from which the CRD is generated. Raises SpecError."""
-    try:
-        job = TrainingJob.model_validate(raw)
-    except ValidationError as error:
-        first = error.errors(include_url=False, include_input=False)[0]
-        raise SpecError(f"{'.'.join(str(part) for part in first['loc'])}: {first['msg']}") from None
-    meta = job.metadata
-    if meta.creation_timestamp is None:
-        raise SpecError("`metadata.creationTimestamp` is required but not set: only stored jobs can be reconciled")
-    return JobFact(
-        namespace=meta.namespace,
-        name=meta.name,
-        uid=meta.uid,
-        generation=meta.generation,
-        created_at=meta.creation_timestamp,
-        spec=job.spec,
-        status=job.status,
-        deleted_at=meta.deletion_timestamp,
-        has_finalizer=keys.FINALIZER in meta.finalizers,
-    )
-
-
-async def gather(kube: Kube, board: Board, clock: Clock, raw: Manifest) -> Observation:
-    """Read everything about a job.
+async def gather(kube: Kube, board: Board, clock: Clock, cache: WatchCache, raw: Manifest) -> Observation:
+    """Read everything about a job, live.
 
     Args:
         kube: access to the API server: pods, nodes, another owner of the run.
         board: the agents' last reports.
         clock: gives the reports their age.
+        cache: learns what is read.
         raw: the job, just read.
 
     Raises:
@@ -77,18 +57,33 @@ async def gather(kube: Kube, board: Board, clock: Clock, raw: Manifest) -> Obser
     """
     job = parse_job(raw)
     listed = await kube.list_pods(job.namespace, f"{keys.LABEL_JOB_UID}={job.uid}")
-    avoided_by_user = avoided_nodes(job.spec.template.to_manifest().get("spec", {}))
-    pods = tuple(fact for raw_pod in listed if (fact := pod_fact(raw_pod, job.uid, avoided_by_user)) is not None)
-    received = board.reports(job.namespace, job.name)
-    read_at = clock.monotonic()
-    last_reports = {i.uid: LastReport(r.report, max(0.0, read_at - r.received_monotonic)) for i, r in received.items()}
+    cache.pods_read(job.namespace, job.name, job.uid, listed)
+    found = (pod_fact(raw_pod, job.uid) for raw_pod in listed.items)
+    pods = _without_users_choice(job, (fact for fact in found if fact is not None))
+    last_reports = _last_reports(job, board, clock)
     nodes, other = await asyncio.gather(
-        _nodes(kube, {p.node for p in pods if p.node}), _other_owner(kube, job, pods, last_reports)
+        _nodes(kube, cache, {p.node for p in pods if p.node}), _other_owner(kube, job, pods, last_reports)
     )
-    return Observation(job, pods, nodes, last_reports, other, max(0.0, read_at - board.opened_monotonic))
+    return Observation(job, pods, nodes, last_reports, other, term_seconds=_term_seconds(board, clock))
 
 
-async def _nodes(kube: Kube, names: Iterable[str]) -> dict[str, NodeFact]:
+def _last_reports(job: JobFact, board: Board, clock: Clock) -> dict[str, LastReport]:
+    received, read_at = board.reports(job.namespace, job.name), clock.monotonic()
+    return {i.uid: LastReport(r.report, max(0.0, read_at - r.received_monotonic)) for i, r in received.items()}
+
+
+def _term_seconds(board: Board, clock: Clock) -> float:
+    """For how long agents can have reported to this operator."""
+    return max(0.0, clock.monotonic() - board.opened_monotonic)
+
+
+def _without_users_choice(job: JobFact, pods: Iterable[PodFact]) -> tuple[PodFact, ...]:
+    """The pods; of the nodes that each avoids, only those that the operator excluded."""
+    by_user = avoided_nodes(job.spec.template.to_manifest().get("spec", {}))
+    return tuple(replace(p, avoids=p.avoids - by_user) if p.avoids else p for p in pods)
+
+
+async def _nodes(kube: Kube, cache: WatchCache, names: Iterable[str]) -> dict[str, NodeFact]:
     ordered = sorted(set(names))
     try:
         if len(ordered) > FEW_NODES:
@@ -98,17 +93,24 @@ async def _nodes(kube: Kube, names: Iterable[str]) -> dict[str, NodeFact]:
             found = await asyncio.gather(*(kube.get_node(name) for name in ordered))
     except Forbidden:
         return {}  # an installation without permission to read nodes relies on pods and agents alone
+    for name, node in zip(ordered, found, strict=True):
+        cache.node_read(name, node)
     return {name: node_fact(name, node) for name, node in zip(ordered, found, strict=True)}
+
+
+def _other_owners(job: JobFact, pods: Iterable[PodFact], last_reports: Mapping[str, LastReport]) -> list[Owner]:
+    """Other jobs that the run's owner record names, as worker 0 found it before the first attempt."""
+    if job.status.active_attempt:
+        return []
+    first = [last_reports[p.uid].report.inspection for p in pods if p.index == 0 and p.uid in last_reports]
+    return [i.owner for i in first if i is not None and i.owner is not None and i.owner.job_uid != job.uid]
 
 
 async def _other_owner(
     kube: Kube, job: JobFact, pods: Iterable[PodFact], last_reports: Mapping[str, LastReport]
 ) -> OtherOwner | None:
     """Whether the job that the run's owner record names is still alive. A job that cannot be read counts as alive."""
-    if job.status.active_attempt:
-        return None
-    first = [last_reports[p.uid].report.inspection for p in pods if p.index == 0 and p.uid in last_reports]
-    owners = [i.owner for i in first if i is not None and i.owner is not None and i.owner.job_uid != job.uid]
+    owners = _other_owners(job, pods, last_reports)
     return await _look_up(kube, owners[-1]) if owners else None
 
 
@@ -121,106 +123,3 @@ async def _look_up(kube: Kube, owner: Owner) -> OtherOwner:
     except (KubeError, SpecError):
         over = False
     return OtherOwner(owner.job_uid, alive=not over)
-
-
-def pod_fact(raw: Mapping[str, Any], job_uid: str, avoided_by_user: frozenset[str] = frozenset()) -> PodFact | None:
-    """A pod of the job.
-
-    Args:
-        raw: the pod as the API server has it.
-        job_uid: UID of the job that must own it.
-        avoided_by_user: nodes that the user's template excludes by name.
-
-    Returns:
-        None if the job does not own the pod, or if its labels are not the operator's.
-    """
-    meta, spec, status = raw["metadata"], raw.get("spec", {}), raw.get("status", {})
-    owned = any(o.get("uid") == job_uid and o.get("controller") for o in meta.get("ownerReferences", []))
-    found = meta.get("labels", {})
-    index, attempt = found.get(keys.LABEL_REPLICA_INDEX, ""), found.get(keys.LABEL_CREATED_IN_ATTEMPT, "")
-    if not owned or not _is_number(index) or not _is_number(attempt):
-        return None
-    trainer = _trainer_status(status)
-    return PodFact(
-        name=meta["name"],
-        uid=meta["uid"],
-        index=int(index),
-        created_in_attempt=int(attempt),
-        phase=status.get("phase", "Pending"),
-        reason=status.get("reason", ""),
-        node=spec.get("nodeName", ""),
-        ip=status.get("podIP", ""),
-        deleted_at=_instant(meta.get("deletionTimestamp")),
-        grace_seconds=meta.get("deletionGracePeriodSeconds"),
-        disruption=_disruption(status),
-        end=_container_end(trainer),
-        waiting=_waiting(status, trainer),
-        avoids=avoided_nodes(spec) - avoided_by_user,
-    )
-
-
-def _disruption(status: Mapping[str, Any]) -> str:
-    """Reason of the condition DisruptionTarget, if it is True."""
-    for condition in status.get("conditions", []):
-        if condition.get("type") == "DisruptionTarget" and condition.get("status") == "True":
-            return str(condition.get("reason", ""))
-    return ""
-
-
-def _is_number(text: str) -> bool:
-    return text.isascii() and text.isdigit() and len(text) < 10
-
-
-def _trainer_status(status: Mapping[str, Any]) -> Mapping[str, Any]:
-    found = [c for c in status.get("containerStatuses", []) if c.get("name") == keys.TRAINER_CONTAINER]
-    return found[0] if found else {}
-
-
-def _container_end(trainer: Mapping[str, Any]) -> ContainerEnd | None:
-    ended = trainer.get("state", {}).get("terminated")
-    if ended is None:
-        return None
-    return ContainerEnd(
-        exit_code=ended.get("exitCode", 0),
-        signal=ended.get("signal", 0) or 0,
-        reason=ended.get("reason", ""),
-        message=ended.get("message", ""),
-    )
-
-
-def _waiting(status: Mapping[str, Any], trainer: Mapping[str, Any]) -> str:
-    """Why the pod does not run yet, as the kubelet or the scheduler says."""
-    waiting = trainer.get("state", {}).get("waiting", {})
-    if waiting.get("reason"):
-        return f"{waiting['reason']}: {waiting.get('message', '')}"[:256]
-    for condition in status.get("conditions", []):
-        if condition.get("type") == "PodScheduled" and condition.get("status") == "False":
-            return f"{condition.get('reason', '')}: {condition.get('message', '')}"[:256]
-    return ""
-
-
-def node_fact(name: str, raw: Mapping[str, Any] | None) -> NodeFact:
-    """A node; ``raw`` None means that it does not exist."""
-    if raw is None:
-        return NodeFact(name, exists=False)
-    meta, spec, status = raw["metadata"], raw.get("spec", {}), raw.get("status", {})
-    taints = tuple(
-        Taint(t["key"], t.get("value", ""), t.get("effect", ""), _instant(t.get("timeAdded")))
-        for t in spec.get("taints", [])
-    )
-    conditions = tuple(
-        NodeCondition(c["type"], c["status"], c.get("reason", ""), _instant(c.get("lastTransitionTime")))
-        for c in status.get("conditions", [])
-    )
-    return NodeFact(
-        name=name,
-        unschedulable=bool(spec.get("unschedulable", False)),
-        taints=taints,
-        labels=meta.get("labels", {}),
-        annotations=meta.get("annotations", {}),
-        conditions=conditions,
-    )
-
-
-def _instant(text: str | None) -> datetime | None:
-    return None if not text or text == NO_TIME else datetime.fromisoformat(text)

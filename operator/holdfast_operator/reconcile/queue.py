@@ -1,7 +1,8 @@
 """The work queue of job keys. A key is queued at most once and processed by one worker at a time.
 
 A key that is added again keeps the earlier of its two times. A key that is added while it is processed is processed
-again afterwards, so no wake-up is lost. Runs on one event loop.
+again afterwards, so no wake-up is lost. An urgent key (a report, a notice, a pod's end) overtakes keys that are due for
+routine alone. Runs on one event loop.
 """
 
 from __future__ import annotations
@@ -28,6 +29,8 @@ BACKOFF_BASE_SECONDS: Final = 0.5
 BACKOFF_CAP_SECONDS: Final = 60.0
 MIN_DELAY_SECONDS: Final = 0.02
 """A job that asks for another pass at once must not starve the event loop."""
+HEAD_START_SECONDS: Final = 5.0
+"""An urgent key counts as if it had waited so long already. Routine that waits for longer comes first: none starves."""
 
 log = logging.getLogger(__name__)
 
@@ -56,15 +59,17 @@ class WorkQueue:
         self._failures: dict[JobKey, int] = {}
         self._changed = asyncio.Event()
 
-    def add(self, namespace: str, name: str, delay_seconds: float = 0.0) -> None:
+    def add(self, namespace: str, name: str, delay_seconds: float = 0.0, *, urgent: bool = False) -> None:
         """Queue a key.
 
         Args:
             namespace: the job's namespace.
             name: the job's name.
             delay_seconds: the key is due after this time at the latest.
+            urgent: the key is due now, and overtakes those that are due for routine.
         """
-        key, when = JobKey(namespace, name), self._clock() + delay_seconds
+        key = JobKey(namespace, name)
+        when = self._clock() + (-HEAD_START_SECONDS if urgent else delay_seconds)
         if self._due.get(key, float("inf")) <= when:
             return
         self._due[key] = when

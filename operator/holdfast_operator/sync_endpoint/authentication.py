@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import asyncio
+import base64
 import hashlib
+import json
 import time
 from collections import OrderedDict
 from collections.abc import Callable, Hashable
@@ -14,7 +16,10 @@ from holdfast_contract import keys
 from holdfast_operator.gateway.kube import Json, Kube
 from holdfast_operator.sync_endpoint.board import PodIdentity
 
-ACCEPTED_SECONDS: Final = 10.0
+ACCEPTED_SECONDS: Final = 120.0
+"""How long an accepted token is not reviewed again, as a kubelet does by default; a token that ends sooner, sooner."""
+SHORTEST_ACCEPTED_SECONDS: Final = 10.0
+"""The API server itself takes a token for some time after its end, since clocks differ."""
 REFUSED_SECONDS: Final = 2.0
 CACHE_LIMIT: Final = 20_000
 REVIEWS_AT_ONCE: Final = 8
@@ -98,7 +103,7 @@ class PodAuthenticator:
             if found is not None:
                 return found
             reviewed = _read_review(await self._kube.review_token(token, [keys.TOKEN_AUDIENCE]))
-            seconds = REFUSED_SECONDS if isinstance(reviewed, CallerRefused) else ACCEPTED_SECONDS
+            seconds = REFUSED_SECONDS if isinstance(reviewed, CallerRefused) else _accepted_seconds(token)
             return self._tokens.put(key, reviewed, seconds)
 
     async def job_of(self, identity: PodIdentity) -> str | CallerRefused:
@@ -120,6 +125,16 @@ class PodAuthenticator:
 
 def _hash(token: str) -> bytes:
     return hashlib.sha256(token.encode(errors="replace")).digest()
+
+
+def _accepted_seconds(token: str) -> float:
+    """How long the answer about an accepted token counts. Only its end is read here; the API server has checked it."""
+    payload = token.split(".")[1]
+    try:
+        ends = float(json.loads(base64.urlsafe_b64decode(payload + "=" * (-len(payload) % 4)))["exp"])
+    except (ValueError, KeyError, TypeError):
+        return SHORTEST_ACCEPTED_SECONDS
+    return min(ACCEPTED_SECONDS, max(SHORTEST_ACCEPTED_SECONDS, ends - time.time()))
 
 
 def _read_review(status: Json) -> PodIdentity | CallerRefused:

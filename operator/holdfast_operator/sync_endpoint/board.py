@@ -126,6 +126,17 @@ class Board:
         job = self._jobs.get(JobKey(namespace, job_name))
         return dict(job.reports) if job is not None else {}
 
+    def slowest_step(self, namespace: str, job_name: str) -> int | None:
+        """The last completed step of the slowest worker that trains; None if none reports one. Safe from any thread."""
+        job = self._jobs.get(JobKey(namespace, job_name))
+        reports = [received.report for received in list(job.reports.values())] if job is not None else []
+        steps = [
+            r.progress.last_completed_step
+            for r in reports
+            if r.progress is not None and r.phase is sync.TrainerPhase.RUNNING
+        ]
+        return min(steps, default=None)
+
     def publish(self, namespace: str, job_name: str, directives: Mapping[PodIdentity, sync.Directive]) -> None:
         """Replace all directives of a job. ``seconds_left`` in them counts from this instant.
 
@@ -150,6 +161,21 @@ class Board:
         changed.set()
         if any(self._answer_to(job, pod) is NOT_READY for pod in job.first_asked):
             self._wake(namespace, job_name)
+
+    def has_published(self, namespace: str, job_name: str, directives: Mapping[str, sync.Directive] | None) -> bool:
+        """Whether these directives stand already and no pod waits for its first one, so that publishing changes nothing.
+
+        Args:
+            namespace: the job's namespace.
+            job_name: the job's name.
+            directives: the directives by pod UID; None: whatever stands is to stay.
+        """
+        job = self._jobs.get(JobKey(namespace, job_name))
+        if job is None or job.directives is None:
+            return False
+        if any(self._answer_to(job, pod) is NOT_READY for pod in job.first_asked):
+            return False
+        return directives is None or {pod.uid: p.directive for pod, p in job.directives.items()} == directives
 
     def forget(self, namespace: str, job_name: str) -> None:
         """Remove a job that no longer exists: no pod is a member of it any more."""

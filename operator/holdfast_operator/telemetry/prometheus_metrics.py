@@ -20,6 +20,8 @@ from holdfast_operator.decide.actions import Count
 
 log = logging.getLogger(__name__)
 
+LiveStep = Callable[[str, str], int | None]
+"""The last completed step of a job as its agents report it now; None if none does. Called from the scraping thread."""
 Jobs = Callable[[], Iterable[Mapping[str, Any]]]
 """The live jobs as the API server has them; called from the scraping thread."""
 
@@ -46,7 +48,7 @@ _HISTOGRAMS: Final[dict[Metric, tuple[str, tuple[float, ...]]]] = {
 class OperatorMetrics:
     """The operator's counters and the scrape-time view of its jobs."""
 
-    def __init__(self, jobs: Jobs = tuple) -> None:
+    def __init__(self, jobs: Jobs = tuple, live_step: LiveStep = lambda _namespace, _name: None) -> None:
         self.registry = CollectorRegistry()
         self._series: dict[Metric, MetricWrapperBase] = {}
         for name, (text, labels) in _COUNTERS.items():
@@ -60,7 +62,7 @@ class OperatorMetrics:
         self._watch = Gauge(
             Metric.WATCH_LAST_EVENT.value, "Unix time of the watch's last event.", ("resource",), registry=self.registry
         )
-        self.registry.register(_JobCollector(jobs))
+        self.registry.register(_JobCollector(jobs, live_step))
 
     def count(self, count: Count) -> None:
         """Add to a counter or observe a value. Never raises: a wrong label is only logged."""
@@ -96,8 +98,8 @@ class OperatorMetrics:
 class _JobCollector(Collector):
     """Gauges of the jobs that exist at the moment of the scrape."""
 
-    def __init__(self, jobs: Jobs) -> None:
-        self._jobs = jobs
+    def __init__(self, jobs: Jobs, live_step: LiveStep) -> None:
+        self._jobs, self._live_step = jobs, live_step
 
     def describe(self) -> Iterable[GaugeMetricFamily]:
         """The families without samples, for the registry."""
@@ -107,7 +109,7 @@ class _JobCollector(Collector):
         """One sample per job and gauge."""
         families = _families()
         for job in self._jobs():
-            _add(families, job)
+            _add(families, job, self._live_step)
         yield from families.values()
 
 
@@ -125,13 +127,14 @@ def _families() -> dict[Metric, GaugeMetricFamily]:
     }
 
 
-def _add(families: Mapping[Metric, GaugeMetricFamily], job: Mapping[str, Any]) -> None:
+def _add(families: Mapping[Metric, GaugeMetricFamily], job: Mapping[str, Any], live_step: LiveStep) -> None:
     """Add one job's samples; a value that its status lacks gets none."""
     meta, status = job["metadata"], job.get("status") or {}
     place = [meta["namespace"], meta["name"]]
     if "attempt" in status:
         families[Metric.JOB_ATTEMPT].add_metric(place, float(status["attempt"]))
-    if step := (status.get("progress") or {}).get("step"):
+    stored = (status.get("progress") or {}).get("step")
+    if step := live_step(meta["namespace"], meta["name"]) or stored:
         families[Metric.JOB_STEP].add_metric(place, float(step))
     for bucket, seconds in ((status.get("goodput") or {}).get("buckets") or {}).items():
         families[Metric.JOB_GOODPUT_SECONDS].add_metric([*place, bucket], float(seconds))

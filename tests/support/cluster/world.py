@@ -37,7 +37,7 @@ HOLDFAST: Final = Release(
     CHART,
     SYSTEM,
     # One replica: a kill must take the operator away until its node starts it again.
-    options=("--take-ownership", "--force-conflicts", IMAGE, "--set=replicas=1"),
+    options=("--take-ownership", "--force-conflicts", IMAGE, "--set=replicas=1", "--set=progressSeconds=2"),
 )
 
 HELM_SECONDS: Final = 90
