@@ -8,6 +8,7 @@ from typing import Any
 import jax
 
 from holdfast.state import nnx
+from holdfast.state.weak_types import is_weak
 
 PyTree = Any
 
@@ -90,4 +91,5 @@ def _with_shardings(shapes: PyTree, shardings: Any) -> PyTree:
 
 
 def _struct(leaf: Any, sharding: Any) -> jax.ShapeDtypeStruct:
-    return jax.ShapeDtypeStruct(leaf.shape, leaf.dtype, sharding=sharding)  # type: ignore[no-untyped-call]
+    weak = is_weak(leaf)
+    return jax.ShapeDtypeStruct(leaf.shape, leaf.dtype, sharding=sharding, weak_type=weak)  # type: ignore[no-untyped-call]
