@@ -45,9 +45,13 @@ class Initial:
     def fill(self, arrays: PyTree, new: Collection[str] = ()) -> PyTree:
         """The state in the program's form, with the values ``arrays``; leaves at the paths ``new`` are built instead."""
         if new:
-            built = nnx.arrays_of(self._build())
+            # By path, because two calls may build trees that compare unequal, with an optimizer each for example.
+            built = jax.tree_util.tree_leaves_with_path(nnx.arrays_of(self._build()))
+            fresh = {
+                path: leaf for path, leaf in ((jax.tree_util.keystr(key), leaf) for key, leaf in built) if path in new
+            }
             arrays = jax.tree_util.tree_map_with_path(
-                lambda path, number, fresh: fresh if jax.tree_util.keystr(path) in new else number, arrays, built
+                lambda key, value: fresh.get(jax.tree_util.keystr(key), value), arrays
             )
         return nnx.put(self._frame, arrays)
 
