@@ -28,12 +28,14 @@ def in_stored_form(abstract: PyTree, stored: Structure) -> PyTree:
         abstract: a pytree with the shapes, dtypes and shardings to fill.
         stored: the structure in the checkpoint.
     """
-    there = {leaf.path: leaf for leaf in stored.leaves}
+    there = {leaf.path: leaf for leaf in stored.leaves if not leaf.shape}
 
     def formed(path: Any, value: Any) -> Any:
         name = jax.tree_util.keystr(path)
         leaf = there.get(name)
-        return _abstract(leaf, value) if leaf and _is_other_form(describe(name, value), leaf) else value
+        if leaf is None or not _is_other_form(describe(name, value), leaf):
+            return value
+        return _abstract(leaf, value)
 
     return jax.tree_util.tree_map_with_path(formed, abstract)
 
@@ -49,8 +51,8 @@ def with_weak_types(state: PyTree, stored: Structure, *, without: Container[str]
 
 
 def _is_other_form(here: Leaf, there: Leaf) -> bool:
-    """Whether two leaves that are not equal are the same number in two forms."""
-    if here == there or here.shape or there.shape or LeafKind.KEY in {here.kind, there.kind}:
+    """Whether two leaves that are not equal are the same number in two forms; ``there`` has no axes."""
+    if here == there or here.shape or LeafKind.KEY in {here.kind, there.kind}:
         return False
     if _takes_any_dtype(here) or _takes_any_dtype(there):
         return _family(here) is not None and _family(here) == _family(there)
