@@ -15,6 +15,8 @@ from tests.support.training.ranks import World, world
 
 CLOCK_TICK_SECONDS = 0.02
 """The system says in ticks of 0.01 s when a process began."""
+SELDOM = 300
+"""Steps between saves; three of them that fail in a row would end training."""
 ENDLESS = ("--steps", "100000", "--step-seconds", "0.01")
 
 
@@ -56,8 +58,8 @@ def test_an_agent_hears_everything_and_may_come_back(tmp_path: Path) -> None:
 
 def test_training_goes_on_without_storage_and_says_so(tmp_path: Path) -> None:
     attempt = tmp_path / "run" / "1"
-    with world(tmp_path, *ENDLESS, "--every", "25", agents=True) as ranks:
-        ranks[0].wait_for("step 25 is committed")
+    with world(tmp_path, *ENDLESS, "--every", str(SELDOM), agents=True) as ranks:
+        ranks[0].wait_for(f"step {SELDOM} is committed")
         attempt.rename(tmp_path / "away")
         attempt.write_text("a file where a folder was")
         broken = [rank.agent.wait_for(lambda u: bool(u.storage_error)) for rank in ranks.ranks if rank.agent]
@@ -67,12 +69,22 @@ def test_training_goes_on_without_storage_and_says_so(tmp_path: Path) -> None:
         (tmp_path / "away").rename(attempt)
         for rank in ranks.ranks:
             assert rank.agent is not None
-            healed = rank.agent.wait_for(lambda u: not u.storage_error and u.newest != CheckpointRef(1, 25))
+            healed = rank.agent.wait_for(lambda u: not u.storage_error and u.newest != CheckpointRef(1, SELDOM))
             assert healed.newest is not None
             rank.agent.save("stop", 20.0, stop=True)
         assert ranks.codes() == [ExitCode.SAVED, ExitCode.SAVED]
     steps = [ref.step for ref in RunFolder(tmp_path / "run").candidates()]
-    assert 25 in steps or len(steps) == 3
+    assert SELDOM in steps or len(steps) == 3
+
+
+def test_ranks_that_cannot_save_any_more_end_with_that_error(tmp_path: Path) -> None:
+    with world(tmp_path, *ENDLESS, "--every", "25") as ranks:
+        ranks[0].wait_for("step 25 is committed")
+        (tmp_path / "run" / "1").rename(tmp_path / "away")
+        (tmp_path / "run" / "1").write_text("")
+        codes = ranks.codes()
+    assert ExitCode.STORAGE in codes
+    assert set(codes) <= {ExitCode.STORAGE, ExitCode.PEER_LOST}
 
 
 def test_a_final_save_that_fails_is_the_outcome(tmp_path: Path) -> None:

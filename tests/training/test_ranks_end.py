@@ -79,3 +79,31 @@ def test_sigterm_to_a_process_alone_saves_and_stops(tmp_path: Path) -> None:
         assert ranks.codes() == [ExitCode.SAVED]
         last = int(re.findall(r"step (\d+)\n", ranks[0].output)[-1])
     assert newest_step(tmp_path) == last
+
+
+def test_ranks_that_leave_the_loop_after_a_commit_save_it(tmp_path: Path) -> None:
+    with world(tmp_path, "--save-at", "3", "--break-after", "all:9") as ranks:
+        assert ranks.codes() == [0, 0], ranks[0].output[-3000:]
+    assert newest_step(tmp_path) == 9
+
+
+def test_ranks_that_leave_the_loop_in_mid_step_save_the_commit_before_to_the_bit(tmp_path: Path) -> None:
+    with world(tmp_path, "--break-before", "all:9") as ranks:
+        assert ranks.codes() == [0, 0], ranks[0].output[-3000:]
+    assert newest_step(tmp_path) == 8
+    digests = []
+    for folder in (tmp_path, tmp_path / "whole"):
+        with world(folder, "--steps", "12") as ranks:
+            assert ranks.codes() == [0, 0]
+            digests.append(re.findall(r"digest (\w+)", ranks[0].output))
+    assert digests[0] == digests[1] != []
+
+
+def test_ranks_that_commit_differently_are_both_named_and_save_nothing(tmp_path: Path) -> None:
+    with world(tmp_path, "--save-at", "3", "--break-after", "all:9", "--forget-commit", "1:9") as ranks:
+        assert ranks.codes(PROMPT_SECONDS + 60) == [ExitCode.USAGE, ExitCode.USAGE]
+        for rank in ranks.ranks:
+            assert re.search(
+                r"RanksDisagree: .*step 9 committed .*on process 0, step 8 committed .*on process 1", rank.output
+            )
+    assert newest_step(tmp_path) == 3

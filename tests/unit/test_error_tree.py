@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 
 from holdfast import errors
-from holdfast_contract.manifest import Owner, Rejection
+from holdfast_contract.manifest import CheckpointRef, Owner, Rejection
 
 OWNER = Owner(job_uid="uid", namespace="ml", name="lm", attempt=3)
 EXAMPLES = [
@@ -28,6 +28,10 @@ EXAMPLES = [
     errors.StructureMismatch("a.b", expected="f32[2]", found="f32[3]", remedy="rename", others=["c"]),
     errors.UnsupportedLeaf("a.b", found="a string"),
     errors.ConfigurationError("path: found 3, allowed: a path"),
+    errors.RestoreForgotten(Path("/c"), newest=CheckpointRef(1, 7), remedy="call restore"),
+    errors.StepsNotCommitted(3, 7),
+    errors.StepsNotSaved(3, 7, reason="donated", newest=CheckpointRef(1, 2)),
+    errors.RanksDisagree("the last commit", found={0: "step 7", 1: "step 8"}),
     errors.OwnershipError("words"),
     errors.ForeignRun(Path("/c"), owner=OWNER, recorded=OWNER),
     errors.Superseded(Path("/c"), attempt=2, found="attempt 3"),

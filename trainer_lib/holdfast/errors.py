@@ -15,6 +15,10 @@
     │   └── StructureMismatch           84  leaf, expected, found, remedy, others
     ├── UnsupportedLeaf                 84  leaf, found                        also a TypeError
     ├── ConfigurationError              64                                     also a ValueError
+    ├── RestoreForgotten                64  folder, newest
+    ├── StepsNotCommitted               64  first, last
+    ├── StepsNotSaved                   64  first, last, reason, newest
+    ├── RanksDisagree                   64  subject, found
     ├── OwnershipError                  83
     │   ├── ForeignRun                  86  owner, recorded
     │   └── Superseded                  83  attempt, found
@@ -30,12 +34,12 @@ The numbers are exit codes (``holdfast_contract.exits``). Every error survives p
 from __future__ import annotations
 
 import os
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any, ClassVar
 
 from holdfast_contract.exits import ExitCode
-from holdfast_contract.manifest import Owner, Rejection
+from holdfast_contract.manifest import CheckpointRef, Owner, Rejection
 
 
 class HoldfastError(Exception):
@@ -151,6 +155,61 @@ class ConfigurationError(HoldfastError, ValueError):
     exit_code: ClassVar[ExitCode] = ExitCode.USAGE
 
 
+class RestoreForgotten(HoldfastError):
+    """The run has checkpoints, nothing was restored, and training would begin from the initial state."""
+
+    exit_code: ClassVar[ExitCode] = ExitCode.USAGE
+
+    def __init__(self, folder: Path, *, newest: CheckpointRef, remedy: str) -> None:
+        self.folder, self.newest = folder, newest
+        super().__init__(
+            f"{folder}: holds checkpoints, the newest of attempt {newest.attempt}, step {newest.step}, and none was "
+            f"restored; {remedy}"
+        )
+
+
+class StepsNotCommitted(HoldfastError):
+    """The program ran these steps and ended without ``commit``: nothing of them can be saved."""
+
+    exit_code: ClassVar[ExitCode] = ExitCode.USAGE
+
+    def __init__(self, first: int, last: int) -> None:
+        self.first, self.last = first, last
+        super().__init__(
+            f"{_steps(first, last)} ran without a commit, so nothing of them is saved; call "
+            "`run.commit(step, state)` at the end of each step"
+        )
+
+
+class StepsNotSaved(HoldfastError):
+    """The loop was left early, and the last committed state cannot be saved exactly any more."""
+
+    exit_code: ClassVar[ExitCode] = ExitCode.USAGE
+
+    def __init__(self, first: int, last: int, *, reason: str, newest: CheckpointRef | None) -> None:
+        self.first, self.last, self.reason, self.newest = first, last, reason, newest
+        there = f"that of attempt {newest.attempt}, step {newest.step}" if newest else "none"
+        super().__init__(
+            f"{_steps(first, last)}: committed and not saved when the loop was left, and step {last} cannot be saved "
+            f"exactly any more: {reason}. Newest checkpoint: {there}. Leave the loop right after `commit`, or pass "
+            "`save=True` to the last one"
+        )
+
+
+class RanksDisagree(HoldfastError):
+    """Two ranks of one training did different things, so that nothing can be saved together.
+
+    ``found``: what each of the two ranks says, by rank.
+    """
+
+    exit_code: ClassVar[ExitCode] = ExitCode.USAGE
+
+    def __init__(self, subject: str, *, found: Mapping[int, str]) -> None:
+        self.subject, self.found = subject, dict(found)
+        said = ", ".join(f"{what} on process {rank}" for rank, what in self.found.items())
+        super().__init__(f"{subject}: found {said}, allowed: the same on every process")
+
+
 class OwnershipError(HoldfastError):
     """The run's folder is not, or no longer, this process's to write into."""
 
@@ -220,6 +279,10 @@ def _rebuilt(kind: type[HoldfastError], args: tuple[Any, ...], attributes: dict[
     error = kind.__new__(kind, *args)
     error.__dict__.update(attributes)
     return error
+
+
+def _steps(first: int, last: int) -> str:
+    return f"step {first}" if first == last else f"steps {first} to {last}"
 
 
 def _named(owner: Owner) -> str:

@@ -96,6 +96,7 @@ PARTIAL_FILE: Final = (
     "PARTIAL.json"  # written first into a step's folder, removed after its manifest: an unfinished save
 )
 RESTORED_FILE: Final = "RESTORED.json"  # in an attempt's folder: what it restored, until it has committed one itself
+ANEW_FILE: Final = "ANEW.json"  # in an attempt's folder: it began anew, and this was the newest checkpoint before it
 TRASH_PREFIX: Final = ".trash-"  # a folder being deleted was renamed to this first; never a candidate
 
 

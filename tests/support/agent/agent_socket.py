@@ -21,6 +21,7 @@ class AgentSocket:
         self.path = path
         self.hello: Hello | None = None
         self.updates: list[TrainerUpdate] = []
+        self.connections = 0
         self._changed = threading.Condition()
         self._connection: socket.socket | None = None
         self._listener = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
@@ -81,6 +82,7 @@ class AgentSocket:
                 with self._changed:
                     if isinstance(message, Hello):
                         self.hello, self._connection = message, connection
+                        self.connections += 1
                     elif isinstance(message, TrainerUpdate):
                         self.updates.append(message)
                     self._changed.notify_all()

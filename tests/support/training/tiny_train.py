@@ -74,12 +74,17 @@ def main() -> None:
         print(f"restored {run.newest.attempt if run.newest else 0} {run.newest.step if run.newest else 0}")
         for step in run.steps(until=args.steps):
             misbehave(args, step)
+            if is_meant(args.break_before, step):
+                break
             if step == args.skip_batch:
                 next(data)
             state, loss = step_fn(state, jnp.float32(next(data)))
             metrics = {"loss": loss, "distance": abs(step - BEST_STEP)}
-            run.commit(step, state, data=data, metrics=metrics, save=step == args.save_at)
+            if not is_meant(args.forget_commit, step):
+                run.commit(step, state, data=data, metrics=metrics, save=step == args.save_at)
             print(f"step {step}")
+            if is_meant(args.break_after, step):
+                break
             if args.step_seconds:
                 time.sleep(args.step_seconds)
         print("loop ended")
@@ -93,8 +98,8 @@ def misbehave(args: argparse.Namespace, step: int) -> None:
     """Do what a test asked for, at its step and in its rank."""
     if args.do is None:
         return
-    what, rank, when = args.do.split(":")
-    if step != int(when) or (rank != "all" and int(rank) != jax.process_index()):
+    what, _, place = args.do.partition(":")
+    if not is_meant(place, step):
         return
     print(f"doing {what} at step {step}")
     if what == "raise":
@@ -105,6 +110,12 @@ def misbehave(args: argparse.Namespace, step: int) -> None:
         os.kill(os.getpid(), 9)
     if what == "sleep":
         time.sleep(3600)
+
+
+def is_meant(place: str | None, step: int) -> bool:
+    """Whether ``<rank or all>:<step>`` is here and now."""
+    rank, _, when = (place or "all:-1").partition(":")
+    return step == int(when) and rank in {"all", str(jax.process_index())}
 
 
 def digest_of(state: State) -> str:
@@ -128,6 +139,9 @@ def parse_arguments() -> argparse.Namespace:
     parser.add_argument("--from-step", type=int, help="go on from this checkpoint and no other")
     parser.add_argument("--from-best", action="store_true", help="go on from the checkpoint of the least distance")
     parser.add_argument("--collectives-after", type=int, default=0)
+    parser.add_argument("--break-before", help="leave the loop before this step: <rank or all>:<step>")
+    parser.add_argument("--break-after", help="leave the loop after the commit of this step: <rank or all>:<step>")
+    parser.add_argument("--forget-commit", help="do not commit this step: <rank or all>:<step>")
     parser.add_argument("--do", help="raise|exit|kill|sleep:<rank or all>:<step>")
     return parser.parse_args()
 

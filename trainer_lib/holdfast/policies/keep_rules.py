@@ -5,7 +5,8 @@ name the rule too, read it in ``holdfast.policies.job_rules``. ``any_of`` and ``
 ``holdfast.policies.combinations`` combine rules.
 
 Some checkpoints stay whatever the rule says: those saved with ``keep=True``, the one that the run was restored from,
-and the newest two valid ones. ``superfluous`` adds the first; its caller, the store, adds the others.
+the newest two valid ones, and as many before each attempt that began anew. ``superfluous`` adds the first; its caller,
+the store, adds the others.
 """
 
 from __future__ import annotations

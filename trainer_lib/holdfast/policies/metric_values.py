@@ -23,5 +23,17 @@ def as_floats(metrics: Mapping[str, Any]) -> dict[str, float]:
 
 
 def as_finite_floats(metrics: Mapping[str, Any]) -> dict[str, float]:
-    """Those of the metrics that are finite, as Python floats; messages must not carry NaN or infinity."""
-    return {name: value for name, value in as_floats(metrics).items() if abs(value) < float("inf")}
+    """Those of the metrics that can be read and are finite, as Python floats.
+
+    Messages must not carry NaN or infinity. The metrics of a step that failed cannot be read.
+    """
+    numbers = {name: readable(value) for name, value in metrics.items()}
+    return {name: number for name, number in numbers.items() if number is not None and abs(number) < float("inf")}
+
+
+def readable(value: Any) -> float | None:
+    """One metric as a Python float; None if it is no number, or if the computation of it failed."""
+    try:
+        return float(value)
+    except Exception:  # what JAX raises for a failed computation has no common type
+        return None

@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Collection, Iterable
+from collections.abc import Collection, Iterable, Iterator, Sequence
+from itertools import islice
 from typing import Final
 
 from holdfast.policies.keep_rules import KeepRule, StoredCheckpoint, superfluous
+from holdfast.store import lineage
 from holdfast.store.claim import RunClaim
 from holdfast.store.format import fs
 from holdfast.store.handle import logger
@@ -14,7 +16,8 @@ from holdfast_contract.manifest import CheckpointRef
 from holdfast_contract.runfolder import Found
 
 ALWAYS_KEPT: Final = 2
-"""The newest checkpoints, whose files all have the right size, that are never deleted, whatever the rule."""
+"""So many of the newest checkpoints whose files all have their size are never deleted, whatever the rule; and so many of
+each lineage that an attempt left behind when it began anew."""
 
 
 def apply_retention(
@@ -40,10 +43,9 @@ def apply_retention(
     claim.require_current()
     found = [f for f in claim.folder.survey().found if f.ref.attempt <= claim.attempt]
     stored = [StoredCheckpoint(f.ref, f.manifest.metrics, f.manifest.pinned, f.manifest.elapsed_seconds) for f in found]
-    whole = (f.ref for f in found if f.ref not in damaged and _has_all_sizes(f))
-    newest_whole = [ref for ref, _ in zip(whole, range(ALWAYS_KEPT), strict=False)]
+    staying = {*protected, *_newest_of_each_lineage(claim, [f for f in found if f.ref not in damaged])}
     removed = []
-    for ref in superfluous(stored, rule, protected={*protected, *newest_whole}):
+    for ref in superfluous(stored, rule, protected=staying):
         try:
             fs.discard_folder(claim.folder.step_folder(ref.attempt, ref.step))
         except OSError as error:
@@ -51,6 +53,13 @@ def apply_retention(
         else:
             removed.append(ref)
     return tuple(removed)
+
+
+def _newest_of_each_lineage(claim: RunClaim, found: Sequence[Found]) -> Iterator[CheckpointRef]:
+    """Of the present lineage and of each that was left behind, the newest whole ones of ``found``, newest first."""
+    for end in (*lineage.begun_anew(claim.folder, up_to=claim.attempt), claim.attempt + 1):
+        whole = (f.ref for f in found if f.ref.attempt < end and _has_all_sizes(f))
+        yield from islice(whole, ALWAYS_KEPT)
 
 
 def _has_all_sizes(found: Found) -> bool:

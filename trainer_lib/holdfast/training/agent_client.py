@@ -44,6 +44,7 @@ class AgentClient:
         self._flush = threading.Condition()
         self._asked = self._sent = 0
         self._closing = False
+        self._complained = False
         self._thread = threading.Thread(target=self._run, name="holdfast-agent", daemon=True)
 
     def start(self) -> None:
@@ -110,10 +111,23 @@ class AgentClient:
     def _send(self, connection: socket.socket) -> None:
         with self._flush:
             asked = self._asked
-        connection.sendall(local.to_line(self._update()))
+        update = self._gathered()
+        if update is None:
+            return
+        connection.sendall(local.to_line(update))
         with self._flush:
             self._sent = asked
             self._flush.notify_all()
+
+    def _gathered(self) -> TrainerUpdate | None:
+        """The present state; None if it cannot be gathered now, which is logged once and costs no connection."""
+        try:
+            return self._update()
+        except Exception:  # whatever the program's own values raise
+            if not self._complained:
+                log.exception("the report to the agent cannot be gathered; this is logged once")
+            self._complained = True
+            return None
 
     def _flush_wanted(self) -> bool:
         return self._asked > self._sent

@@ -12,8 +12,11 @@ from holdfast.distributed import join as world
 from holdfast.policies.checkpoint_health import with_verdict
 from holdfast.state import data_position, nnx
 from holdfast.state import metadata as notes
-from holdfast.store.store_settings import require_writer
+from holdfast.store.store_settings import require_writer, require_yes_or_no
+from holdfast.training.arguments import as_flag, as_step
+from holdfast.training.beginning import FORGOTTEN_IN_CHECKPOINTER, Beginning
 from holdfast.training.config import SessionArguments, resolve_config
+from holdfast.training.exit_codes import keep_exit_codes
 from holdfast.training.exit_guard import ExitGuard
 from holdfast.training.runtime import open_store
 
@@ -61,6 +64,7 @@ class Checkpointer:
         timeout_seconds: float = 1000.0,
         writer: Literal["direct", "orbax"] = "direct",
         check_saves: bool = False,
+        fresh: bool = False,
     ) -> None:
         """
         Args:
@@ -70,25 +74,27 @@ class Checkpointer:
             data: this process's iterator, with get_state() and set_state(state).
             keep: what to keep; the newest 3 by default.
             timeout_seconds: how long a save may take before it counts as failed.
-            writer, check_saves: see ``session``.
+            writer, check_saves, fresh: see ``session``.
         """
         from holdfast.store import StoreSettings
 
+        keep_exit_codes()
         data_position.require_iterator(data)
         require_writer(writer)
+        require_yes_or_no("fresh", fresh)
         self.model, self.optimizer, self.data = model, optimizer, data
         self._keep_after = timeout_seconds + _AT_EXIT_MARGIN_SECONDS
         self._last: SaveHandle | None = None
         self._metadata: dict[str, Any] = {}
-        config = resolve_config(SessionArguments(path=path, keep=keep), os.environ)
+        config = resolve_config(SessionArguments(path=path, keep=keep, fresh=fresh), os.environ)
         coordination = world.join(config.world)
-        self._process_count = coordination.process_count
-        self._pin, self._healthy = config.pin, config.healthy
+        self._config = config
         settings = StoreSettings(save_seconds=timeout_seconds, writer=writer, check_saves=check_saves)
-        self._store, _ = open_store(config, coordination, settings)
+        self._store, attempt = open_store(config, coordination, settings)
+        self._beginning = Beginning(config, attempt, coordination, remedy=FORGOTTEN_IN_CHECKPOINTER)
         self._store.claim(take_over=config.take_over)
         self._end = ExitGuard(self._finish)
-        if self._process_count == 1:
+        if coordination.process_count == 1:
             self._end.take_signal()
 
     @property
@@ -114,10 +120,9 @@ class Checkpointer:
         from holdfast.state.initial import Initial
         from holdfast.training.restoring import begin_or_continue, restore_request
 
-        request = restore_request(self._pin, new_leaves, dropped_leaves)
-        state, restored = begin_or_continue(
-            self._store, Initial(self._state()), self.data, request, self._process_count
-        )
+        request = restore_request(self._config.pin, new_leaves, dropped_leaves, fresh=self._config.fresh)
+        initial = Initial(self._state())
+        state, restored = begin_or_continue(self._store, self._beginning, initial, self.data, request)
         if restored is None:
             return 0
         self._metadata = notes.read(restored.folder, restored.manifest)
@@ -145,18 +150,24 @@ class Checkpointer:
             model: the present model; not needed for NNX objects, which change in place.
             optimizer: the present optimizer; as ``model``.
             metadata: further facts to store: a dictionary that JSON can represent. Process 0's value is stored.
-            keep: never delete this checkpoint.
+            keep: never delete this checkpoint. A NumPy or JAX bool counts as its value.
 
         Returns:
             The handle of this save.
+
+        Raises:
+            RestoreForgotten: the run has checkpoints, and ``restore`` was not called.
+            TypeError, ValueError: an argument is wrong; the message names it.
         """
         from holdfast.store import CheckpointExtras
 
+        self._beginning.require()
+        step, keep = as_step("step", step), as_flag("keep", keep)
         self._take(model, optimizer)
         noted = notes.to_bytes(metadata)
         before = self._last
         with self._end.undisturbed():
-            stored_metrics = with_verdict(metrics or {}, self._healthy)
+            stored_metrics = with_verdict(metrics or {}, self._config.healthy)
             request = CheckpointExtras(data_position.capture(self.data), stored_metrics, pinned=keep, metadata=noted)
             handle = self._last = self._store.save(step, nnx.arrays_of(self._state()), request)
         if before is not None and not before.seen and (error := before.exception()) is not None:

@@ -53,6 +53,7 @@ class SessionConfig:
     writer: WriterName = "direct"  # see StoreSettings
     check_saves: bool = False  # see StoreSettings
     healthy: Predicate | None = None
+    fresh: bool = False  # begin from the initial state although checkpoints exist
     history: FailureHistory = UNOBSERVED  # of the attempts before this one, as far as an operator has observed them
 
     def owner(self, attempt: int) -> Owner:
@@ -75,6 +76,7 @@ class SessionArguments:
     on_save_error: str = "continue"
     writer: WriterName = "direct"
     check_saves: bool = False
+    fresh: bool = False
 
 
 def resolve_config(arguments: SessionArguments, environment: Mapping[str, str]) -> SessionConfig:
@@ -110,6 +112,7 @@ def resolve_config(arguments: SessionArguments, environment: Mapping[str, str]) 
         save_seconds=arguments.timeout_seconds,
         writer=arguments.writer,
         check_saves=arguments.check_saves,
+        fresh=arguments.fresh,
     )
 
 

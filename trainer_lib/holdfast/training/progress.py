@@ -9,7 +9,7 @@ from collections import deque
 from collections.abc import Callable, Iterable, Mapping
 from typing import Any, Final
 
-from holdfast.policies.metric_values import REMEMBERED_VALUES, as_finite_floats
+from holdfast.policies.metric_values import REMEMBERED_VALUES, as_finite_floats, readable
 from holdfast_contract.sync import Progress
 
 RECENT_STEPS: Final = 32
@@ -86,7 +86,7 @@ class Steps:
                 results = self._pending[0][1]
             except IndexError:  # another thread was faster
                 return
-            if not all(result.is_ready() for result in results):
+            if not all(map(_is_ready, results)):
                 return
             self._finish_first(results)
 
@@ -109,9 +109,14 @@ class Steps:
             self._last_completion = now
             self._completed, self._metrics = max(step, self._completed), metrics
             for name, values in self._recent.items():
-                if name in metrics:
-                    values.append(float(metrics[name]))
+                if name in metrics and (value := readable(metrics[name])) is not None:
+                    values.append(value)
         self._on_completed(step)
+
+
+def _is_ready(result: Any) -> bool:
+    """Whether there is nothing left to wait for. To ask a deleted array whether it is ready ends the process in jaxlib."""
+    return bool(result.is_deleted() or result.is_ready())
 
 
 def results_of(state: Any, metrics: Mapping[str, Any]) -> list[Any]:

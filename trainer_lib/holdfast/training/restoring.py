@@ -7,13 +7,16 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Literal
 
+from holdfast.errors import ConfigurationError
 from holdfast.state import data_position
+from holdfast.training.arguments import as_step
 from holdfast_contract.manifest import CheckpointRef
 
 if TYPE_CHECKING:
     from holdfast.state.initial import Initial
     from holdfast.store import Allowed, CheckpointChoice, Restored, Store, Unpinned
     from holdfast.store.read.candidates import Metric
+    from holdfast.training.beginning import Beginning
 
     PyTree = Any
 
@@ -36,19 +39,25 @@ def restore_request(
     *,
     step: int | None = None,
     best: Metric | None = None,
+    fresh: bool = False,
 ) -> RestoreRequest:
-    """The arguments of a ``restore`` as the store takes them. Raises TypeError, ValueError."""
+    """The arguments of a ``restore`` as the store takes them; ``fresh``: nothing is restored. Raises TypeError, ValueError."""
     from holdfast.store import UNPINNED, Allowed, CheckpointChoice
 
+    if fresh and (step is not None or best is not None):
+        raise ConfigurationError(f"step, best: found {step!r}, {best!r}, allowed: neither, because `fresh` is set")
     for given in (new_leaves, dropped_leaves):
         if isinstance(given, str):
             raise TypeError(f"new_leaves, dropped_leaves: found {given!r}, allowed: a list of paths")
     allowed = Allowed(tuple(new_leaves), tuple(dropped_leaves))
-    return RestoreRequest(UNPINNED if pin == "any" else pin, allowed, CheckpointChoice(step, best))
+    if fresh:
+        return RestoreRequest(None, allowed, CheckpointChoice())
+    wished = None if step is None else as_step("step", step)
+    return RestoreRequest(UNPINNED if pin == "any" else pin, allowed, CheckpointChoice(wished, best))
 
 
 def begin_or_continue(
-    store: Store, initial: Initial, data: Any, request: RestoreRequest, process_count: int
+    store: Store, beginning: Beginning, initial: Initial, data: Any, request: RestoreRequest
 ) -> tuple[PyTree, Restored | None]:
     """The state to train on from, and the checkpoint it comes from if there is one; ``data`` is put where it was then.
 
@@ -56,13 +65,15 @@ def begin_or_continue(
     """
     from holdfast.state import nnx
 
-    restored = store.restore(request.pin, initial.abstract, request.allowed, request.choice)
-    if restored is None:
-        state = initial.build()
-    else:
-        reinstate(data, restored, process_count)
-        state = initial.fill(restored.state, restored.changed.new)
-    store.prepare(nnx.arrays_of(state))
+    with beginning.restoring():
+        restored = store.restore(request.pin, initial.abstract, request.allowed, request.choice)
+        if restored is None:
+            state = initial.build()
+            beginning.start_over()
+        else:
+            reinstate(data, restored, beginning.process_count)
+            state = initial.fill(restored.state, restored.changed.new)
+        store.prepare(nnx.arrays_of(state))
     return state, restored
 
 

@@ -15,6 +15,7 @@ from holdfast.distributed.peers import Peers
 from holdfast.errors import PeerLost
 from holdfast.policies.save_when_unstable import watched_metrics
 from holdfast.training.agent_client import AgentClient
+from holdfast.training.beginning import FORGOTTEN_IN_SESSION, Beginning
 from holdfast.training.config import SessionConfig
 from holdfast.training.goodput import GoodputAccountant, process_age_seconds
 from holdfast.training.progress import Steps
@@ -77,6 +78,7 @@ class Runtime:
     trainer: TrainerState
     coordination: Coordination
     attempt: int
+    beginning: Beginning
     schedule: Schedule
     store: Store
     requests: SaveRequestLoop
@@ -143,6 +145,7 @@ def assemble(
         trainer=trainer,
         coordination=coordination,
         attempt=attempt,
+        beginning=Beginning(config, attempt, coordination, remedy=FORGOTTEN_IN_SESSION),
         schedule=schedule,
         store=store,
         requests=requests,

@@ -9,7 +9,7 @@ from collections import deque
 from typing import TYPE_CHECKING, Any, Final
 
 from holdfast.distributed.agreement import RankState
-from holdfast.errors import HoldfastError, PeerLost
+from holdfast.errors import HoldfastError, PeerLost, Superseded
 from holdfast.policies.save_rules import DecisionContext
 from holdfast.training.goodput import GoodputAccountant
 from holdfast.training.progress import Steps
@@ -26,6 +26,9 @@ RECENT_SAVES: Final = 100
 
 MARGIN_SECONDS: Final = 200.0
 """So much longer than the store lets a save take; only a defect gets here."""
+
+FAILED_IN_A_ROW: Final = 3
+"""After so many saves that failed one after the other, training ends, whatever ``on_save_error`` says."""
 
 log = logging.getLogger("holdfast")
 
@@ -59,6 +62,8 @@ class Saves:
         self._began = time.monotonic()
         self._stalls: deque[float] = deque(maxlen=RECENT_SAVES)
         self._writes: deque[float] = deque(maxlen=RECENT_SAVES)
+        self._failed_in_a_row = 0
+        self._hopeless: SaveHandle | None = None
         self.last_step = -1
 
     def begin(self, step: int, state: Any, request: CheckpointExtras) -> SaveHandle:
@@ -84,6 +89,14 @@ class Saves:
         limit = self._store.save_seconds + MARGIN_SECONDS
         if handle is not None and not handle.wait(limit):
             raise PeerLost(f"the save of step {handle.step}", limit_seconds=limit)
+
+    def require_hope(self) -> None:
+        """Raise the error of a save after which no later one can be expected to succeed.
+
+        Raises:
+            Superseded: this attempt may not write any more. SaveError: FAILED_IN_A_ROW saves have failed.
+        """
+        raise_failure(self._hopeless)
 
     def start_clock(self) -> None:
         """The loop begins: intervals count from now."""
@@ -137,12 +150,17 @@ class Saves:
     def _finished(self, handle: SaveHandle, began: float) -> None:
         error = handle.exception()
         if error is None:
+            self._failed_in_a_row = 0
             with self._lock:
                 self._writes.append(time.monotonic() - began)
             self._status.committed(handle.result(0))
             log.info("step %d is committed", handle.step)
         else:
-            log.error("the save of step %d failed; training continues: %s", handle.step, error)
+            self._failed_in_a_row += 1
+            if isinstance(error, Superseded) or self._failed_in_a_row >= FAILED_IN_A_ROW:
+                self._hopeless = handle
+            going_on = "continues" if self._hopeless is None else "ends at the next step"
+            log.error("the save of step %d failed; training %s: %s", handle.step, going_on, error)
             self._status.storage_failed(str(error))
         self._requests.put(SaveEnded(handle.step, handle.committed, str(error or "")))
 

@@ -10,7 +10,7 @@ from types import TracebackType
 from typing import TYPE_CHECKING, Any, Final, Literal, Self, TypeVar, overload
 
 from holdfast.distributed.world import World
-from holdfast.policies.checkpoint_health import Predicate, with_verdict
+from holdfast.policies.checkpoint_health import Predicate
 from holdfast.policies.field_checks import require_positive
 from holdfast.policies.keep_rules import KeepRule
 from holdfast.policies.save_rules import SavePolicy
@@ -18,10 +18,10 @@ from holdfast.state import data_position
 from holdfast.state import metadata as notes
 from holdfast.store.store_settings import require_writer, require_yes_or_no
 from holdfast.training.config import SessionArguments, resolve_config
+from holdfast.training.exit_codes import keep_exit_codes
 from holdfast.training.logs import show_in_a_pod
-from holdfast.training.progress import results_of
+from holdfast.training.loop import Given, TrainingLoop
 from holdfast.training.runtime import Runtime, TrainerState, assemble
-from holdfast.training.saves import raise_failure
 from holdfast.training.shutdown import end_by, end_together, follow
 from holdfast_contract.exits import ExitCode
 from holdfast_contract.manifest import CheckpointRef
@@ -52,7 +52,7 @@ class Session:
         self._arguments = arguments
         self._trainer = TrainerState()
         self._opened: Runtime | None = None
-        self._until: int | None = None
+        self._entered_loop: TrainingLoop | None = None
         self._metadata: dict[str, Any] = {}
 
     @property
@@ -144,10 +144,11 @@ class Session:
 
         data_position.require_iterator(data)
         runtime, trainer = self._runtime, self._trainer
-        request = restore_request(runtime.config.pin, new_leaves, dropped_leaves, step=step, best=best)
+        config = runtime.config
+        request = restore_request(config.pin, new_leaves, dropped_leaves, step=step, best=best, fresh=config.fresh)
         trainer.accountant.enter_phase(Bucket.RESTORE)
         initial = Initial(init_state, shardings)
-        state, restored = begin_or_continue(runtime.store, initial, data, request, runtime.coordination.process_count)
+        state, restored = begin_or_continue(runtime.store, runtime.beginning, initial, data, request)
         reached = 0
         if restored is None:
             trainer.status.restored(None, ())
@@ -157,9 +158,7 @@ class Session:
             self._metadata = notes.read(restored.folder, restored.manifest)
             trainer.status.restored(ref, restored.rejected)
             log.info("attempt %d continues after attempt %d, step %d", runtime.attempt, ref.attempt, reached)
-        trainer.steps.start_at(reached)
-        runtime.agreement.gate.start_at(reached)
-        runtime.saves.start_clock()
+        self._loop.begin(reached, data)
         trainer.accountant.enter_phase(Bucket.COMPILE)
         return state, data
 
@@ -174,21 +173,11 @@ class Session:
             run_ahead: how many steps may be dispatched without a result, at least 1.
 
         Raises:
+            RestoreForgotten: the run has checkpoints, and ``restore`` was not called.
+            Superseded, SaveError: no later save can be expected to succeed; see ``commit``.
             PeerLost: another rank is gone.
         """
-        if run_ahead < 1:
-            raise ValueError(f"run_ahead: found {run_ahead}, allowed: 1 or more")
-        gate, trainer = self._runtime.agreement.gate, self._trainer
-        self._until = trainer.steps.total = until
-        while until is None or gate.entered < until:
-            step = gate.entered + 1
-            trainer.steps.wait(step - run_ahead)
-            with trainer.accountant.within(Bucket.SAVE_STALL):
-                entered = gate.enter(step)
-            if not entered:
-                log.warning("training stops after step %d, as requested", gate.entered)
-                return
-            yield step
+        return self._loop.steps(until, run_ahead)
 
     def commit(  # noqa: PLR0913  one call with a name for every choice
         self,
@@ -211,42 +200,21 @@ class Session:
             metadata: further facts to store in the checkpoint, such as the configuration of the run: a dictionary that
                 JSON can represent. Process 0's value is stored. ``metadata`` reads it after a restore.
             save: save now, whatever the policy says, before an evaluation for example. Every rank must pass the same.
-            keep: save now, and never delete this checkpoint. Every rank must pass the same.
+                A NumPy or JAX bool counts as its value.
+            keep: save now, and never delete this checkpoint. As ``save``.
 
         Returns:
             The handle of the save that this call began, with its result, error and timings; None if none was due.
 
         Raises:
-            SaveError: with ``on_save_error="raise"``: the previous save failed. The save of this call has begun.
+            RestoreForgotten: the run has checkpoints, and ``restore`` was not called.
+            ConfigurationError: ``data`` was given to ``restore`` and not here, or the reverse.
+            TypeError, ValueError: an argument is wrong; the message names it.
+            Superseded: a newer attempt has begun, so a save was refused; every later one would be.
+            SaveError: three saves in a row have failed; or with ``on_save_error="raise"``: the previous save failed.
+                In the second case the save of this call has begun.
         """
-        from holdfast.state import nnx
-        from holdfast.store import CheckpointExtras
-
-        runtime = self._runtime
-        entered = runtime.agreement.gate.entered
-        if step != entered:
-            raise ValueError(f"step: found {step}, allowed: {entered}, the step that the loop is in")
-        metrics = dict(metrics or {})
-        self._trainer.steps.add(step, results_of(state, metrics), metrics)
-        noted = notes.to_bytes(metadata)
-        agreed = runtime.agreement.gate.take_due(step)
-        context = runtime.saves.decision_context(step)
-        due = save or keep or step == self._until or runtime.schedule.due(context)
-        if step == runtime.saves.last_step:
-            return None
-        if due or agreed:
-            data_position.require_iterator(data)
-            stored_metrics = with_verdict(metrics, runtime.config.healthy)
-            request = CheckpointExtras(data_position.capture(data), stored_metrics, pinned=keep, metadata=noted)
-            before = runtime.saves.last
-            handle = runtime.saves.begin(step, nnx.arrays_of(state), request)
-            runtime.schedule.began()
-            if self._arguments.on_save_error == "raise":
-                raise_failure(before)  # known to all ranks alike, since this save waited for it
-            return handle
-        if runtime.saves.in_flight is None and (own := runtime.schedule.ask(context)) is not None:
-            runtime.requests.request(own)
-        return None
+        return self._loop.commit(step, state, Given(data, metrics, metadata, save, keep))
 
     def request_save(self, within_seconds: float = REQUEST_SECONDS) -> Future[CheckpointRef]:
         """Ask all ranks for a save, from one rank or many, at any moment, from any thread; returns at once.
@@ -260,12 +228,17 @@ class Session:
         Returns:
             A future of the committed checkpoint. It raises RequestFailed if the save cannot be committed within
             ``within_seconds``, if it fails, and if training ends first. After the end of training it fails at once.
+
+        Raises:
+            RestoreForgotten: the run has checkpoints, and ``restore`` was not called.
         """
         require_positive("within_seconds", within_seconds)
+        self._runtime.beginning.require()
         return self._runtime.requests.request_of_program(within_seconds)
 
     def __enter__(self) -> Self:
         """Join the world and claim the run."""
+        keep_exit_codes()
         try:
             self._open()
         except BaseException as error:
@@ -276,16 +249,23 @@ class Session:
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
-        """Wait for the save in flight, report to the agent, leave. Ends the process if a stop was requested."""
+        """Save the last commit if it is not saved, wait for that, report to the agent, leave.
+
+        Ends the process if a stop was requested. An error that ends the block is not replaced, and no save is begun then.
+
+        Raises:
+            SaveError: the last save failed.
+            StepsNotCommitted: steps ran and none was committed, or not the last one.
+            StepsNotSaved: the last commit is not saved and cannot be saved exactly any more.
+            RanksDisagree: the ranks left the loop after different commits.
+        """
         if error is not None:
             end_by(error, self._trainer, self._opened)
             return
         runtime = self._runtime
-        gate = runtime.agreement.gate
-        finished = self._until is not None and gate.entered >= self._until
-        stopped = gate.stop_after is not None and not finished
+        stopped = self._loop.was_stopped
         try:
-            end_together(runtime, stopped=stopped)
+            end_together(runtime, self._loop)
         except BaseException as failure:
             end_by(failure, self._trainer, runtime)
             raise
@@ -301,6 +281,12 @@ class Session:
             raise RuntimeError("the session is not open; use it as `with holdfast.session() as run:`")
         return self._opened
 
+    @property
+    def _loop(self) -> TrainingLoop:
+        if self._entered_loop is None:
+            raise RuntimeError("the session is not open; use it as `with holdfast.session() as run:`")
+        return self._entered_loop
+
     def _open(self) -> None:
         from holdfast.distributed import join as world
 
@@ -313,6 +299,7 @@ class Session:
         coordination = world.join(config.world)
         self._trainer.crowded |= coordination.process_count > 1
         self._opened = assemble(config, coordination, self._trainer, abandoned=lambda e: follow(e, self._trainer))
+        self._entered_loop = TrainingLoop(self._opened, raise_save_errors=self._arguments.on_save_error == "raise")
         self._opened.start()
 
 
@@ -328,6 +315,7 @@ def session(  # noqa: PLR0913  one call with a name for every choice, none of th
     on_save_error: Literal["continue", "raise"] = "continue",
     writer: Literal["direct", "orbax"] = "direct",
     check_saves: bool = False,
+    fresh: bool = False,
 ) -> Session:
     """Open a training session; use it in a ``with`` block.
 
@@ -345,11 +333,14 @@ def session(  # noqa: PLR0913  one call with a name for every choice, none of th
         timeout_seconds: how long a save may take, on any process, before it counts as failed.
         on_save_error: what follows a failed save. "continue": the error is logged, reported to the agent, and shown by
             ``save_error`` and the handle; training goes on, and only the last save raises. "raise": the next save
-            raises the error, after it has begun.
+            raises the error, after it has begun. Three failed saves in a row end training at the next commit in both
+            cases, and so does a save that was refused because a newer attempt has begun.
         writer: who writes the arrays. "direct": Holdfast, past the page cache, and Orbax where that cannot store a
             leaf. "orbax": always Orbax. The result is a plain Orbax checkpoint either way.
         check_saves: read the arrays back before a save counts, and compare every bit with memory. A save that differs
             fails and names the leaf. This costs one read of the checkpoint, in the background.
+        fresh: start over from the initial state although the run has checkpoints. Every restart of the program starts
+            over too, so another ``run`` name is usually better. The last two checkpoints before each new start stay.
 
     Raises:
         ValueError: an argument is wrong; the message names it, what was found and what is allowed.
@@ -359,6 +350,7 @@ def session(  # noqa: PLR0913  one call with a name for every choice, none of th
     require_positive("timeout_seconds", timeout_seconds)
     require_writer(writer)
     require_yes_or_no("check_saves", check_saves)
+    require_yes_or_no("fresh", fresh)
     return Session(
         SessionArguments(
             path=path,
@@ -371,5 +363,6 @@ def session(  # noqa: PLR0913  one call with a name for every choice, none of th
             on_save_error=on_save_error,
             writer=writer,
             check_saves=check_saves,
+            fresh=fresh,
         )
     )

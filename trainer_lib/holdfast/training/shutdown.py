@@ -17,6 +17,7 @@ from typing import Final, NoReturn
 
 from holdfast.distributed.coordination import Coordination
 from holdfast.errors import HoldfastError, NoValidCheckpoint, PeerLost, StorageError
+from holdfast.training.loop import TrainingLoop
 from holdfast.training.runtime import Runtime, TrainerState
 from holdfast.training.saves import raise_failure
 from holdfast_contract.exits import ExitCode
@@ -87,24 +88,27 @@ def leave_at_once(error: BaseException, code: int, last: Callable[[], None] | No
     os._exit(code)
 
 
-def end_together(runtime: Runtime, *, stopped: bool) -> None:
-    """The loop is over on all ranks: wait for what is being saved, answer what was asked, wait for each other.
+def end_together(runtime: Runtime, loop: TrainingLoop) -> None:
+    """The loop is over on all ranks: save the last commit, wait for that, answer what was asked, wait for each other.
 
     Raises:
-        SaveError: the last save failed, unless training was ``stopped``, whose outcome shows it.
+        SaveError: the last save failed, unless training was stopped on request, whose outcome shows it.
+        StepsNotCommitted, StepsNotSaved, RanksDisagree: what the program trained is not saved.
         PeerLost: another rank did not come.
     """
-    entered = runtime.agreement.gate.entered
+    outcome = loop.leave()
+    last_step, stopped = loop.last_step, loop.was_stopped
     with runtime.trainer.accountant.within(Bucket.SAVE_STALL):
-        runtime.trainer.steps.wait(entered)
         runtime.saves.wait()
         newest = runtime.trainer.status.newest
-        if newest is not None and newest.step >= entered:
+        if newest is not None and newest.step >= last_step:
             runtime.requests.end(newest, "")
         else:
-            runtime.requests.end(None, f"training ended at step {entered} without it")
+            runtime.requests.end(None, f"training ended at step {last_step} without it")
         if not stopped:
             raise_failure(runtime.saves.last)
+        if outcome.error is not None:
+            raise outcome.error
         _report(runtime.trainer)
         try:
             runtime.coordination.barrier("session/end", END_SECONDS)
