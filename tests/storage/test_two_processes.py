@@ -30,6 +30,13 @@ def test_every_kind_of_leaf_and_each_ranks_data_come_back_bit_for_bit(world: Wor
         assert told["rejected"] == ()
 
 
+def test_two_processes_continue_to_the_bit_with_weak_types(world: World, root: Path) -> None:
+    for attempt in range(1, 5):
+        for told in world.call(f"{TASKS}:continue_one_step", root, attempt):
+            assert told["types"] == [("float32", True), ("int32", True), ("float32", True), ("bfloat16", False)]
+            assert told["equal"]
+
+
 def test_a_background_save_needs_no_collective_and_survives_those_of_the_main_thread(world: World, root: Path) -> None:
     told = world.call(f"{TASKS}:train_while_saving", root, 4)
     assert [t["ref"].step for t in told] == [4, 4]

@@ -11,6 +11,7 @@ import jax.numpy as jnp
 import numpy as np
 import optax  # type: ignore[import-untyped]
 import pytest
+from flax.training.train_state import TrainState
 from hypothesis import given
 from hypothesis import strategies as st
 
@@ -75,6 +76,29 @@ def test_a_leaf_of_another_shape_begins_anew_only_if_it_may_be_dropped_and_new(t
     assert np.array_equal(found["head"], wider["head"])
     assert np.array_equal(found["w"], jnp.ones(3))
     assert found["n"] == 4
+
+
+def train_state(layers: int) -> TrainState:
+    model = Mlp(layers)
+    params = model.init(jax.random.key(layers), jnp.ones((1, 4)))
+    return TrainState.create(  # type: ignore[no-untyped-call,no-any-return]
+        apply_fn=model.apply, params=params, tx=optax.adam(1e-3)
+    )
+
+
+def test_a_train_state_with_an_optimizer_built_anew_grows_by_a_named_layer(tmp_path: Path) -> None:
+    with holdfast.session(tmp_path) as run:
+        old, _ = run.restore(lambda: train_state(1))
+        for step in run.steps(until=1):
+            old = old.apply_gradients(grads=old.params)
+            run.commit(step, old)
+    with holdfast.session(tmp_path) as run:
+        grown, _ = run.restore(lambda: train_state(2), new_leaves=["params.*.Dense_1", "opt_state.*.Dense_1"])
+        for step in run.steps(until=2):
+            run.commit(step, grown)
+    assert grown.step == 1
+    assert equal(grown.params["params"]["Dense_0"], old.params["params"]["Dense_0"])
+    assert equal(grown.params["params"]["Dense_1"], train_state(2).params["params"]["Dense_1"])
 
 
 def test_a_path_that_is_no_list_is_refused(tmp_path: Path) -> None:

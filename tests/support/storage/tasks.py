@@ -55,6 +55,33 @@ def restore(shared: Coordination, root: Path, attempt: int, shape_seed: int = 0)
     }
 
 
+def continue_one_step(shared: Coordination, root: Path, attempt: int) -> Told:
+    """Step ``attempt`` of a state whose numbers begin in Python's form and whose types are weak, after a restore."""
+
+    @jax.jit
+    def step_function(state: Any) -> Any:
+        w = state["w"] - state["rate"] * state["table"]
+        return {"w": w, "table": state["table"] / 3, "rate": state["rate"] * 0.9, "step": state["step"] + 1}
+
+    def begun() -> Any:
+        w = state_of(1)["params"]["w"]
+        table = jax.jit(lambda: jnp.full(w.shape, 0.25), out_shardings=w.sharding)()
+        return {"w": w.astype(jnp.bfloat16), "table": table, "rate": jnp.asarray(0.1), "step": 0}
+
+    store = store_at(root, attempt, shared=shared)
+    restored = store.restore(UNPINNED, begun())
+    found = step_function(restored.state if restored else begun())
+    store.save(attempt, found).result(30)
+    store.close()
+    expected = begun()
+    for _ in range(attempt):
+        expected = step_function(expected)
+    types, expected_types = (
+        [(leaf.dtype.name, leaf.weak_type) for leaf in jax.tree.leaves(each)] for each in (found, expected)
+    )
+    return {"types": types, "equal": bits(found) == bits(expected) and types == expected_types}
+
+
 def restore_choice(
     shared: Coordination, root: Path, attempt: int, choice: CheckpointChoice, pin: CheckpointRef | None = None
 ) -> Told:

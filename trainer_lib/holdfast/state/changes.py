@@ -95,6 +95,15 @@ def compare(stored: Structure, requested: Structure, allowed: Allowed = NOTHING_
     return Changed(new, frozenset(d.path for d in differences if d.is_dropped))
 
 
+def differences(
+    stored: Structure, requested: Structure, allowed: Allowed = NOTHING_ALLOWED
+) -> Iterator[tuple[str, str]]:
+    """(path, text) of each difference that is not allowed. Arguments as for ``compare``."""
+    for found in _differences(stored, requested):
+        if found.missing_permissions(allowed):
+            yield found.path, f"expected {found.here or _NOTHING}, found {found.there or _NOTHING}"
+
+
 def _differences(stored: Structure, requested: Structure) -> Iterator[_Difference]:
     there = {leaf.path: leaf for leaf in stored.leaves}
     here = {leaf.path: leaf for leaf in requested.leaves}

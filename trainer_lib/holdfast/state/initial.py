@@ -8,6 +8,7 @@ from typing import Any
 import jax
 
 from holdfast.state import nnx
+from holdfast.state.weak_types import is_weak
 
 PyTree = Any
 
@@ -44,9 +45,13 @@ class Initial:
     def fill(self, arrays: PyTree, new: Collection[str] = ()) -> PyTree:
         """The state in the program's form, with the values ``arrays``; leaves at the paths ``new`` are built instead."""
         if new:
-            built = nnx.arrays_of(self._build())
+            # By path, because two calls may build trees that compare unequal, with an optimizer each for example.
+            built = jax.tree_util.tree_leaves_with_path(nnx.arrays_of(self._build()))
+            fresh = {
+                path: leaf for path, leaf in ((jax.tree_util.keystr(key), leaf) for key, leaf in built) if path in new
+            }
             arrays = jax.tree_util.tree_map_with_path(
-                lambda path, number, fresh: fresh if jax.tree_util.keystr(path) in new else number, arrays, built
+                lambda key, value: fresh.get(jax.tree_util.keystr(key), value), arrays
             )
         return nnx.put(self._frame, arrays)
 
@@ -90,4 +95,5 @@ def _with_shardings(shapes: PyTree, shardings: Any) -> PyTree:
 
 
 def _struct(leaf: Any, sharding: Any) -> jax.ShapeDtypeStruct:
-    return jax.ShapeDtypeStruct(leaf.shape, leaf.dtype, sharding=sharding)  # type: ignore[no-untyped-call]
+    weak = is_weak(leaf)
+    return jax.ShapeDtypeStruct(leaf.shape, leaf.dtype, sharding=sharding, weak_type=weak)  # type: ignore[no-untyped-call]

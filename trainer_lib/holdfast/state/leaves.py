@@ -7,7 +7,7 @@ import enum
 import hashlib
 import json
 import re
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from functools import cached_property
 from typing import Final
 
@@ -28,12 +28,24 @@ class LeafKind(enum.StrEnum):
 
 @dataclass(frozen=True)
 class Leaf:
-    """One leaf: its path in the tree, such as ``['params']['w']``, kind, shape in elements, and dtype."""
+    """One leaf: its path in the tree, such as ``['params']['w']``, kind, shape in elements, and dtype.
+
+    ``weak_type``: JAX promotes the array like a Python number. Leaves that differ in it alone are equal: a restore takes it
+    from the checkpoint.
+    """
 
     path: str
     kind: LeafKind
     shape: tuple[int, ...]
     dtype: str
+    weak_type: bool = field(default=False, compare=False)
+
+    def to_jsonable(self) -> dict[str, object]:
+        """The stored form. Only weakly typed leaves have ``weak_type``, so records without any read as they always did."""
+        stored: dict[str, object] = codec.to_jsonable(self)
+        if not self.weak_type:
+            del stored["weak_type"]
+        return stored
 
     def __str__(self) -> str:
         return f"{self.kind.value} {self.dtype}[{','.join(map(str, self.shape))}]"
@@ -51,7 +63,7 @@ class Structure:
 
     @cached_property
     def _stored(self) -> bytes:
-        lines = ",\n".join(json.dumps(codec.to_jsonable(leaf)) for leaf in self.leaves)
+        lines = ",\n".join(json.dumps(leaf.to_jsonable()) for leaf in self.leaves)
         return f'{{"leaves": [\n{lines}\n]}}\n'.encode()
 
     @cached_property

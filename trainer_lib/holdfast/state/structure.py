@@ -11,6 +11,8 @@ import numpy as np
 
 from holdfast import errors
 from holdfast.state.leaves import STRUCTURE_FILE, Leaf, LeafKind, Structure, from_bytes
+from holdfast.state.storable import refusal
+from holdfast.state.weak_types import is_weak
 
 __all__ = [
     "STRUCTURE_FILE",
@@ -18,6 +20,7 @@ __all__ = [
     "LeafKind",
     "PyTree",
     "Structure",
+    "describe",
     "from_bytes",
     "is_key",
     "structure_of",
@@ -35,7 +38,7 @@ def structure_of(state: PyTree) -> Structure:
         UnsupportedLeaf: a leaf is neither an array nor a number, or two leaves have the same stored name.
     """
     leaves, _ = jax.tree_util.tree_flatten_with_path(state)
-    described = tuple(_describe(jax.tree_util.keystr(path), value) for path, value in leaves)
+    described = tuple(describe(jax.tree_util.keystr(path), value) for path, value in leaves)
     _refuse_shared_names([jax.tree_util.keystr(path, simple=True, separator=".") for path, _ in leaves], described)
     return Structure(described)
 
@@ -46,17 +49,27 @@ def is_key(value: object) -> bool:
     return dtype is not None and bool(jnp.issubdtype(dtype, jax.dtypes.prng_key))
 
 
-def _describe(path: str, value: Any) -> Leaf:
-    if isinstance(value, jax.Array | jax.ShapeDtypeStruct):
-        kind = LeafKind.KEY if is_key(value) else LeafKind.ARRAY
-        if kind is LeafKind.KEY and 0 in value.shape:
+def describe(path: str, value: Any) -> Leaf:
+    """The record of one leaf, real or abstract, at ``path``. Raises UnsupportedLeaf."""
+    if is_key(value):
+        if 0 in value.shape:
             raise errors.UnsupportedLeaf(path, found="an empty array of keys")
-        return Leaf(path, kind, tuple(value.shape), str(value.dtype))
+        return Leaf(path, LeafKind.KEY, tuple(value.shape), str(value.dtype))
+    kind = _kind_of(value)
+    found = type(value).__name__ if kind is None else refusal(value)
+    if kind is None or found:
+        raise errors.UnsupportedLeaf(path, found=found)
+    if kind is LeafKind.SCALAR:
+        return Leaf(path, kind, (), type(value).__name__)
+    return Leaf(path, kind, tuple(value.shape), str(value.dtype), is_weak(value))
+
+
+def _kind_of(value: Any) -> LeafKind | None:
+    if isinstance(value, jax.Array | jax.ShapeDtypeStruct):
+        return LeafKind.ARRAY
     if isinstance(value, np.ndarray | np.generic) and _is_numeric(value.dtype):
-        return Leaf(path, LeafKind.NUMPY, tuple(value.shape), str(value.dtype))
-    if isinstance(value, _SCALARS):
-        return Leaf(path, LeafKind.SCALAR, (), type(value).__name__)
-    raise errors.UnsupportedLeaf(path, found=type(value).__name__)
+        return LeafKind.NUMPY
+    return LeafKind.SCALAR if isinstance(value, _SCALARS) else None
 
 
 def _is_numeric(dtype: np.dtype[Any]) -> bool:

@@ -34,7 +34,7 @@ def write_part(folder: Path, state: PyTree) -> None:
     them, otherwise what Orbax raised.
     """
     leaves, treedef = jax.tree_util.tree_flatten(state)
-    item = jax.tree_util.tree_unflatten(treedef, [None if is_empty(leaf) else leaf for leaf in leaves])
+    item = jax.tree_util.tree_unflatten(treedef, [_as_orbax_takes_it(leaf) for leaf in leaves])
 
     async def write() -> None:
         futures = await _handler().async_save(epath.Path(folder), args=ocp.args.PyTreeSave(item))
@@ -42,6 +42,14 @@ def write_part(folder: Path, state: PyTree) -> None:
             future.result()
 
     _translated(lambda: asyncio.run(write()), folder)
+
+
+def _as_orbax_takes_it(leaf: Any) -> Any:
+    """Orbax refuses arrays without elements, and NumPy's bools and numbers of dtypes that NumPy lacks, such as bfloat16."""
+    if is_empty(leaf):
+        return None
+    refused = isinstance(leaf, np.generic) and not (leaf.dtype.isbuiltin == 1 and leaf.dtype.kind in "iufc")
+    return np.asarray(leaf) if refused else leaf
 
 
 def merge_parts(folder: Path) -> None:
@@ -142,7 +150,9 @@ def _as_requested(value: Any, leaf: Any) -> Any:
         data = np.asarray(jax.random.key_data(value))  # through the host: a copy on devices would stay committed
         return jax.random.wrap_key_data(jnp.asarray(data), impl=jax.random.key_impl(value))
     if isinstance(leaf, np.generic):
-        return leaf.dtype.type(value)
+        return leaf.dtype.type(np.asarray(value)[()])
+    if isinstance(leaf, np.ndarray):
+        return np.asarray(value, leaf.dtype)  # another byte order
     if isinstance(leaf, bool | int | float):
         return type(leaf)(value)
     return value

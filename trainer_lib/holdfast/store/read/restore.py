@@ -18,9 +18,9 @@ from holdfast import errors
 from holdfast.distributed import votes
 from holdfast.distributed.coordination import Coordination
 from holdfast.distributed.votes import Ballot, Problem, ProblemKind
-from holdfast.state import structure
+from holdfast.state import forms, structure
 from holdfast.state.changes import NOTHING_ALLOWED, Allowed, Changed, compare
-from holdfast.state.structure import STRUCTURE_FILE, PyTree
+from holdfast.state.structure import STRUCTURE_FILE, PyTree, Structure
 from holdfast.store.format import digests, fs
 from holdfast.store.format.data_files import data_file
 from holdfast.store.handle import logger
@@ -48,17 +48,27 @@ class _Target:
     abstract: PyTree
     allowed: Allowed
 
-    def changes(self, folder: Path) -> Changed:
-        """How it differs from the checkpoint in ``folder``. Raises StructureMismatch."""
+    def fit(self, folder: Path) -> _Fit:
+        """How to fill it from the checkpoint in ``folder``. Raises StructureMismatch."""
         stored = structure.from_bytes((folder / STRUCTURE_FILE).read_bytes())
-        return compare(stored, structure.structure_of(self.abstract), self.allowed)
+        abstract = forms.in_stored_form(self.abstract, stored)
+        return _Fit(stored, abstract, compare(stored, structure.structure_of(abstract), self.allowed))
 
-    def unverified_new(self, folder: Path) -> frozenset[str]:
-        """Paths of leaves that are not stored, by a record that is not verified yet; empty if it cannot be read."""
+    def unverified_fit(self, folder: Path) -> _Fit | None:
+        """The same by a record that is not verified yet; None if it cannot be read or does not fit."""
         try:
-            return self.changes(folder).new
+            return self.fit(folder)
         except (OSError, ValueError, errors.HoldfastError):
-            return frozenset()
+            return None
+
+
+@dataclass(frozen=True)
+class _Fit:
+    """A checkpoint's structure, what to fill in the forms that its leaves have there, and how both differ."""
+
+    stored: Structure
+    abstract: PyTree
+    changed: Changed
 
 
 @dataclass
@@ -77,7 +87,7 @@ class Restore:
         self._round = 0
         self._target = _Target(None, NOTHING_ALLOWED)
         self._plan: ReadPlan | None = None
-        self._new: frozenset[str] = frozenset()
+        self._fit: _Fit | None = None
 
     def run(
         self, pin: Pin, abstract: PyTree, allowed: Allowed = NOTHING_ALLOWED, choice: CheckpointChoice = NEWEST
@@ -204,8 +214,9 @@ class Restore:
         files = found.manifest.files
         if STRUCTURE_FILE not in {entry.path for entry in files}:
             raise digests.DamagedFileError(f"{STRUCTURE_FILE}: not listed in the manifest")
-        self._new = self._target.unverified_new(found.folder)
-        self._plan = verified_read.plan_state(found.folder, files, self._target.abstract, without=self._new)
+        self._fit = fit = self._target.unverified_fit(found.folder)
+        if fit is not None:
+            self._plan = verified_read.plan_state(found.folder, files, fit.abstract, without=fit.changed.new)
         verified_read.verify_and_read(
             found.folder,
             self._share(found),
@@ -220,8 +231,8 @@ class Restore:
     def _load(self, found: Found) -> tuple[PyTree, bytes | None, Changed]:
         ballot = Ballot(self.coordination, f"{restore_prefix(self.number)}/load")
         try:
-            changed = self._target.changes(found.folder)
-            state = self._state(found, changed)
+            fit = self._target.fit(found.folder)
+            state = forms.with_weak_types(self._state(found, fit), fit.stored, without=fit.changed.new)
             data = self._data(found)
         except errors.StructureMismatch as error:
             details = (error.leaf, error.expected, error.found, error.remedy, *error.others[:_REPORTED_LEAVES])
@@ -235,12 +246,12 @@ class Restore:
         blamed = votes.first_problem(ballot.gather("every process to load its part", deadline=self._deadline))
         if blamed is not None:
             raise self._error(blamed.rank, blamed.problem)
-        return state, data, changed
+        return state, data, fit.changed
 
-    def _state(self, found: Found, changed: Changed) -> PyTree:
+    def _state(self, found: Found, fit: _Fit) -> PyTree:
         """The state from what was read during verification, otherwise by Orbax."""
         plan, self._plan = self._plan, None
-        if plan is not None and self._new == changed.new:
+        if plan is not None and self._fit is not None and self._fit.stored == fit.stored:
             mine = set(self._share(found))
             others = [entry for entry in found.manifest.files if entry not in mine]
             limits = self.settings
@@ -252,8 +263,8 @@ class Restore:
                 logger.debug("%s: Orbax restores it: %s", found.folder, error)
         from holdfast.store.format import orbax_io
 
-        folder, partly = found.folder / STATE_FOLDER, bool(changed.dropped)
-        return orbax_io.load(folder, self._target.abstract, partly=partly, without=changed.new)
+        folder, changed = found.folder / STATE_FOLDER, fit.changed
+        return orbax_io.load(folder, fit.abstract, partly=bool(changed.dropped), without=changed.new)
 
     def _data(self, found: Found) -> bytes | None:
         name = data_file(self._rank)

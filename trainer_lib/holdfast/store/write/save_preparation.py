@@ -12,6 +12,7 @@ import numpy.typing as npt
 
 from holdfast.state import structure
 from holdfast.state.structure import PyTree, Structure
+from holdfast.state.weak_types import is_weak
 from holdfast.store.format.ocdbt.encode import Leaves
 from holdfast.store.handle import logger
 from holdfast.store.store_settings import WriterName
@@ -125,7 +126,7 @@ class Preparation:
 
 def _signature(leaf: Any) -> Any:
     if isinstance(leaf, jax.Array):
-        return leaf.shape, leaf.dtype, leaf.sharding
+        return leaf.shape, leaf.dtype, leaf.sharding, is_weak(leaf)
     if isinstance(leaf, np.ndarray | np.generic):
         return type(leaf), leaf.shape, leaf.dtype
     return type(leaf), np.asarray(leaf).dtype  # an int's dtype depends on its size
