@@ -10,7 +10,8 @@ from holdfast_contract.exits import ExitCode
 from holdfast_contract.reasons import Condition, Reason
 from holdfast_contract.sync import TrainerPhase
 from holdfast_operator.decide import conditions
-from tests.support.operator.decide_world import World, spec
+from tests.support.operator.decide_parts import spec
+from tests.support.operator.decide_world import World
 
 
 def trained(**changes: object) -> World:

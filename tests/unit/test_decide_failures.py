@@ -18,7 +18,8 @@ from holdfast_contract.exits import ExitCode
 from holdfast_contract.reasons import Cause
 from holdfast_contract.sync import Directive, FailureHistory
 from holdfast_operator.decide import failure_history
-from tests.support.operator.decide_world import World, spec
+from tests.support.operator.decide_parts import spec
+from tests.support.operator.decide_world import World
 
 AGENT = {
     keys.ENV_CONTROL_URL: "https://h:8443",

@@ -11,7 +11,8 @@ from holdfast_contract.exits import ExitCode
 from holdfast_contract.reasons import Condition, Reason, SaveOutcome
 from holdfast_operator.decide import conditions
 from holdfast_operator.decide.facts import NodeCondition, Taint
-from tests.support.operator.decide_world import World, spec
+from tests.support.operator.decide_parts import spec
+from tests.support.operator.decide_world import World
 
 DEFAULT_SECONDS = 25
 PRESSURE = "node.kubernetes.io/memory-pressure"

@@ -16,7 +16,8 @@ from holdfast_contract.sync import Action, Inspection
 from holdfast_operator.decide import conditions, job_goodput
 from holdfast_operator.decide.causes import Evidence, classify
 from holdfast_operator.decide.members import JobView
-from tests.support.operator.decide_world import START, World, spec
+from tests.support.operator.decide_parts import START, spec
+from tests.support.operator.decide_world import World
 
 # ---- causes
 

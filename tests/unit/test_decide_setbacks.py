@@ -14,7 +14,8 @@ from holdfast_operator.decide import backoff, conditions
 from holdfast_operator.decide.actions import CreatePod
 from holdfast_operator.decide.children import ControlSettings, pod
 from holdfast_operator.decide.facts import Taint
-from tests.support.operator.decide_world import START, World, spec
+from tests.support.operator.decide_parts import START, spec
+from tests.support.operator.decide_world import World
 
 REJECTIONS = ["UnexpectedAdmissionError", "Evicted", "OutOfcpu", "OutOfnvidia.com/gpu", "NodeAffinity"]
 

@@ -14,7 +14,8 @@ from holdfast_contract.sync import Action, Inspection, Progress, TrainerExit, Tr
 from holdfast_operator.decide import conditions
 from holdfast_operator.decide.facts import NodeCondition, OtherOwner, Taint
 from holdfast_operator.decide.rules import preparation
-from tests.support.operator.decide_world import START, World, spec
+from tests.support.operator.decide_parts import START, spec
+from tests.support.operator.decide_world import World
 
 
 def trained(**changes: object) -> World:

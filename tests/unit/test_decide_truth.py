@@ -11,7 +11,8 @@ from holdfast_contract.reasons import Cause, Condition, Reason
 from holdfast_contract.sync import Inspection, TrainerPhase
 from holdfast_operator.decide import conditions
 from holdfast_operator.decide.actions import Event
-from tests.support.operator.decide_world import World, spec
+from tests.support.operator.decide_parts import spec
+from tests.support.operator.decide_world import World
 
 
 def trained() -> World:

@@ -8,9 +8,10 @@ Read in this order:
 - What several rules need:
   ``attempts`` (how an attempt ends and the next begins), ``replacement`` (new pods for workers on doomed nodes, while
   training continues), ``stopping`` (save and stop all workers), ``ending`` (the job ends), ``causes`` (why a worker
-  ended), ``notices`` (what announces the loss of a node or pod), ``preemption_record`` (the newest notice in the
-  status), ``requested_saves`` (request a save and judge its outcome), ``failure_budget``, ``failure_history``,
-  ``step_progress``, ``run_inspection`` (what the run's folder contains).
+  ended), ``notices`` (what announces the loss of a node or pod), ``notice_memory`` (what the status remembers of them),
+  ``preemption_record`` (the binding notice when an attempt ends), ``requested_saves`` (request a save and judge its
+  outcome), ``setbacks`` (pods that become unusable before their attempt begins), ``backoff``, ``failure_budget``,
+  ``failure_history``, ``step_progress``, ``run_inspection`` (what the run's folder contains).
 - What follows without a decision: ``reports`` (from the agents' reports to the status), ``effects`` (pods and timers),
   ``directives`` (to the agents), ``children`` (a pod's manifest), ``conditions``, ``job_goodput``.
 

@@ -1,4 +1,4 @@
-"""The record of the newest preemption notice in the status: its deadline, and how an attempt's end closes it."""
+"""The record of the binding preemption notice in the status: its deadline, and how an attempt's end closes it."""
 
 from __future__ import annotations
 

@@ -8,10 +8,9 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field, replace
-from datetime import UTC, datetime, timedelta
+from datetime import datetime, timedelta
 from typing import Any
 
-from holdfast_contract import keys
 from holdfast_contract.api import TrainingJobSpec, TrainingJobStatus
 from holdfast_contract.exits import ExitCode
 from holdfast_contract.manifest import CheckpointRef
@@ -43,38 +42,7 @@ from holdfast_operator.decide.facts import (
 )
 from holdfast_operator.decide.members import JobView
 from holdfast_operator.decide.precedence import decide
-
-START = datetime(2026, 1, 1, tzinfo=UTC)
-
-
-def spec(**changes: Any) -> TrainingJobSpec:
-    """A valid spec with two workers; ``changes`` replace top-level fields (camelCase)."""
-    container = {
-        "name": keys.TRAINER_CONTAINER,
-        "image": "trainer:1",
-        "command": ["python", "train.py"],
-        "volumeMounts": [{"name": "data", "mountPath": "/checkpoints"}],
-    }
-    volumes = [{"name": "data", "emptyDir": {}}]
-    body: dict[str, Any] = {
-        "replicas": 2,
-        "checkpoint": {"path": "/checkpoints", "run": "r"},
-        "template": {"spec": {"containers": [container], "volumes": volumes}},
-    }
-    return TrainingJobSpec.model_validate(body | changes)
-
-
-@dataclass
-class Agent:
-    """The agent of one pod and its trainer."""
-
-    report: Report
-    spoke_at: datetime
-    silent: bool = False
-
-    def say(self, now: datetime, **changes: Any) -> None:
-        self.report = replace(self.report, **changes)
-        self.spoke_at = now
+from tests.support.operator.decide_parts import START, Agent, ready_node, spec, takes_pods
 
 
 @dataclass
@@ -174,7 +142,7 @@ class World:
     def _schedule(self, name: str) -> None:
         """As the scheduler does it: no node that the pod avoids, none with a taint. Without a place it waits."""
         pod = self.pods[name]
-        free = [n for n, node in sorted(self.nodes.items()) if n not in pod.avoids and _takes_pods(node)]
+        free = [n for n, node in sorted(self.nodes.items()) if n not in pod.avoids and takes_pods(node)]
         free = [n for n in free if n not in self.shunned.get(name, ())] or free
         if free and not pod.node:
             self.pods[name] = replace(pod, node=free[pod.index % len(free)])
@@ -363,13 +331,3 @@ class World:
 
     def node_of(self, index: int) -> str:
         return max((p for p in self.pods.values() if p.index == index), key=lambda p: p.created_in_attempt).node
-
-
-def _takes_pods(node: NodeFact) -> bool:
-    """Whether the scheduler would place a pod there."""
-    return not node.unschedulable and all(taint.effect not in {"NoSchedule", "NoExecute"} for taint in node.taints)
-
-
-def ready_node(name: str) -> NodeFact:
-    """A healthy node."""
-    return NodeFact(name, conditions=(NodeCondition("Ready", "True", "", START),))
