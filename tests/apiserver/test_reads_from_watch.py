@@ -14,6 +14,7 @@ from holdfast_contract.sync import Action, Directive, Progress
 from holdfast_operator.decide import conditions
 from holdfast_operator.decide.facts import DEFAULT_PROGRESS_SECONDS
 from holdfast_operator.gateway import kube as kube_module
+from holdfast_operator.gateway.kube_errors import Unavailable
 from holdfast_operator.interfaces import SystemClock
 from holdfast_operator.reconcile.reconciler import Reconciler
 from holdfast_operator.sync_endpoint.board import PodIdentity
@@ -164,3 +165,26 @@ def test_agents_learn_of_a_new_attempt_in_the_pass_that_stores_it(watched: Watch
     verbs = [call.split()[0] for call in watched.calls]
     assert verbs.count("update") == 1
     assert verbs.count("list") == 1
+
+
+def test_after_a_write_without_an_answer_the_next_pass_reads_live(
+    watched: Watched, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    play = watched.play
+    step_to_500(play, monkeypatch)
+    write = play.kube.update_job_status
+
+    async def cut(job: dict[str, Any]) -> dict[str, Any]:
+        await write(job)
+        raise Unavailable("update", reason="ProtocolError")
+
+    with monkeypatch.context() as broken:
+        broken.setattr(play.kube, "update_job_status", cut)
+        with pytest.raises(Unavailable):
+            play.reconcile()
+    watched.calls.clear()
+    play.reconcile()
+    assert watched.calls[0].startswith("get ")
+    watched.calls.clear()
+    play.reconcile()
+    assert watched.calls == []
