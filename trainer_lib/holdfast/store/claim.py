@@ -18,7 +18,7 @@ from holdfast.store.store_settings import StoreSettings
 from holdfast_contract import codec
 from holdfast_contract.keys import MANIFEST_FILE, PARTIAL_FILE, TRASH_PREFIX
 from holdfast_contract.manifest import Owner
-from holdfast_contract.runfolder import OwnerRecordError, RunFolder, read_regular_file
+from holdfast_contract.runfolder import BadManifestError, OwnerRecordError, RunFolder, read_regular_file
 
 _PROBE_PREFIX: Final = ".probe-"
 
@@ -163,7 +163,10 @@ def _prove(claim: RunClaim, rank: int, token: str, visible_seconds: float) -> st
     """Read the probe file of rank 0; write this rank's own, and read it back."""
 
     def visible() -> None:
-        data = read_regular_file(_probe(claim, 0), 1024)
+        try:
+            data = read_regular_file(_probe(claim, 0), 1024)
+        except BadManifestError as found:  # its name shows before its bytes do
+            raise TimeoutError(f"a file that is not readable: {found}") from None
         if data is None or data.decode(errors="replace") != token:
             raise TimeoutError("no such file" if data is None else "a file with other content")
 
