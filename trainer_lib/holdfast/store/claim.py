@@ -45,7 +45,7 @@ class RunClaim:
             raise self._superseded(
                 f"the run was taken over by {recorded.namespace}/{recorded.name} ({recorded.job_uid})"
             )
-        highest = max(recorded.attempt, self.folder.highest_attempt())
+        highest = max(recorded.attempt, self.folder.newest_attempt())
         if highest > self.attempt:
             raise self._superseded(f"attempt {highest} has begun")
 
@@ -131,6 +131,7 @@ def _open(claim: RunClaim, *, take_over: bool) -> str:
     try:
         fs.make_folder(folder.attempt_folder(claim.attempt))
     except FileExistsError:
+        _require_folder(folder.attempt_folder(claim.attempt))
         raise errors.Superseded(
             folder.root, attempt=claim.attempt, found="another process holds this attempt"
         ) from None
@@ -140,12 +141,22 @@ def _open(claim: RunClaim, *, take_over: bool) -> str:
     return token
 
 
+def _require_folder(path: Path) -> None:
+    """Raise StorageUnusable if something else than a folder has the attempt's name: no other process holds the attempt."""
+    if path.is_symlink() or not path.is_dir():
+        found = "a symbolic link" if path.is_symlink() else "a file"
+        raise errors.StorageUnusable(
+            f"found {found}, allowed: nothing, because this attempt makes its folder there; move or remove it",
+            path=path,
+        )
+
+
 def _take_ownership(claim: RunClaim, *, take_over: bool) -> None:
     folder, owner = claim.folder, claim.owner
     recorded = folder.owner()
     if recorded is not None and recorded.job_uid != owner.job_uid and not take_over:
         raise errors.ForeignRun(folder.root, owner=owner, recorded=recorded)
-    known = max(recorded.attempt if recorded and recorded.job_uid == owner.job_uid else 0, folder.highest_attempt())
+    known = max(recorded.attempt if recorded and recorded.job_uid == owner.job_uid else 0, folder.newest_attempt())
     if known > claim.attempt:
         raise errors.Superseded(folder.root, attempt=claim.attempt, found=f"attempt {known} has begun")
     if recorded is not None:
