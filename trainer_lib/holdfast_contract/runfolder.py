@@ -23,6 +23,7 @@ from holdfast_contract.manifest import CheckpointRef, Manifest, Owner, Rejection
 
 MAX_MANIFEST_BYTES: Final = 256 * 1024 * 1024
 MAX_OWNER_BYTES: Final = 64 * 1024
+LINKED_STEP: Final = "the step's folder is a symbolic link; found a link, allowed: a folder"
 # Canonical decimals only: Holdfast never writes names such as `007`, `+1` or digits of other scripts.
 _ATTEMPT_NAME: Final = re.compile(r"[1-9][0-9]{0,17}", re.ASCII)
 _STEP_NAME: Final = re.compile(r"0|[1-9][0-9]{0,17}", re.ASCII)
@@ -126,9 +127,7 @@ class RunFolder:
             steps = sorted(_numbered(self.attempt_folder(attempt), _STEP_NAME), reverse=True)
             for step, kind in steps:
                 if kind is _Kind.LINK:
-                    yield Rejection(
-                        attempt, step, "the step's folder is a symbolic link; found a link, allowed: a folder"
-                    )
+                    yield Rejection(attempt, step, LINKED_STEP)
                     continue
                 entry = self.look(attempt, step) if kind is _Kind.FOLDER else None
                 if entry is not None:
