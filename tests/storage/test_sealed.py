@@ -264,6 +264,12 @@ def test_every_byte_is_durable_before_the_manifest_is_there(root: Path) -> None:
     assert synced
 
 
+def test_a_step_that_does_not_exist_is_a_wrong_use_of_seal(root: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["checkpoints", "seal", str(root), "--step", "7"]) == 64
+    assert f"--step: found 7, allowed in {root}: 1, 2, 3\n" in capsys.readouterr().err
+    assert not list(root.rglob(MANIFEST_FILE))
+
+
 def test_the_command_line_seals_and_verifies(root: Path, capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["checkpoints", "seal", str(root)]) == 0
     assert main(["checkpoints", "verify", str(root)]) == 0

@@ -20,7 +20,7 @@ from holdfast_contract.keys import MANIFEST_FILE, PARTIAL_FILE, TRASH_PREFIX
 from holdfast_contract.manifest import Owner
 from holdfast_contract.runfolder import BadManifestError, OwnerRecordError, RunFolder, read_regular_file
 
-_PROBE_PREFIX: Final = ".probe-"
+PROBE_PREFIX: Final = ".probe-"
 
 
 @dataclass(frozen=True)
@@ -222,7 +222,7 @@ def _write_probe(claim: RunClaim, rank: int, token: str) -> None:
 
 
 def _probe(claim: RunClaim, rank: int) -> Path:
-    return claim.folder.attempt_folder(claim.attempt) / f"{_PROBE_PREFIX}{rank}"
+    return claim.folder.attempt_folder(claim.attempt) / f"{PROBE_PREFIX}{rank}"
 
 
 def _cast(ballot: Ballot, claim: RunClaim, action: Callable[[], str]) -> None:
