@@ -1,4 +1,4 @@
-"""The command line: ``holdfast checkpoints ls|verify|diff|seal|rm PATH``.
+"""The command line: ``holdfast checkpoints ls|verify|diff|seal|rm|adopt PATH``.
 
 Exit codes: 0 success; 1 something is damaged, differs or was refused; 2 wrong usage, or nothing was found; 64 the step that
 an option names does not exist; 84 storage does not answer, or denies access.

@@ -1,4 +1,4 @@
-"""``holdfast checkpoints``: list and verify checkpoints, compare two, seal, remove."""
+"""``holdfast checkpoints``: list and verify checkpoints, compare two, seal, remove, adopt."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from typing import Any, Final
 
 from holdfast.catalog import listing, sealing
 from holdfast.catalog.listing import ListedCheckpoint, Validity
-from holdfast.cli import remove
+from holdfast.cli import adopt, remove
 from holdfast.cli.printing import metrics_text, name_of, print_json, print_table, record_of, size_text
 from holdfast.cli.progress import VerifyProgress
 from holdfast.cli.usage import UsageError
@@ -23,8 +23,8 @@ _NAMED_STEPS: Final = 20
 
 def add_to(groups: Any) -> None:
     """Add the group and its commands to the parser's groups."""
-    group = groups.add_parser("checkpoints", help="list, verify, compare, seal and remove checkpoints")
-    commands = group.add_subparsers(dest="name", required=True, metavar="ls|verify|diff|seal|rm")
+    group = groups.add_parser("checkpoints", help="list, verify, compare, seal, remove and adopt checkpoints")
+    commands = group.add_subparsers(dest="name", required=True, metavar="ls|verify|diff|seal|rm|adopt")
     where = argparse.ArgumentParser(add_help=False)
     where.add_argument(
         "path", metavar="PATH", help="checkpoint path, a run's folder in it, or an Orbax manager's folder"
@@ -52,6 +52,7 @@ def add_to(groups: Any) -> None:
     seal.add_argument("--step", type=int, help="only this step; default: all steps that are not sealed")
     seal.set_defaults(command=_seal)
     remove.add_to(commands, output)
+    adopt.add_to(commands, output)
 
 
 def _list(arguments: argparse.Namespace) -> int:
