@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any, Final
 
 import jax
@@ -171,13 +171,15 @@ class _Planner:
         """A selection that fits: by the compiler's figures if confirmation is on, otherwise by the prediction of its row."""
         # What the figure shows beyond the search's own sum; only compiling or tracing a candidate shows it.
         overhead = 0
+        bounds: list[float | None] = []  # the first one holds for the whole budget, later ones for what is left of it
         for _ in range(_ATTEMPTS):
             selection = self._select(budget_bytes - overhead)
             if selection is None:
                 break
+            bounds.append(selection.bound_flops)
             row = self._row(CHOSEN, selection, confirm=self._confirm)
             if row.figure_bytes <= budget_bytes:
-                return selection, row
+                return replace(selection, bound_flops=bounds[0]), row
             overhead += row.figure_bytes - int(budget_bytes)
         selection = keep_least(self._analysis.groups)
         least = self._row(CHOSEN, selection, confirm=self._confirm)
