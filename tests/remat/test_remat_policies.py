@@ -10,7 +10,7 @@ from jax.ad_checkpoint import checkpoint_name
 
 from holdfast import remat
 from holdfast.remat.measure import kept_bytes
-from tests.support.remat.models import by_component, init_layers, scanned, tokens, unrolled
+from tests.support.remat.models import by_component, init_layers, perceptron, scanned, tokens, unrolled
 
 WEIGHT, INPUT = jnp.ones((8, 16)), jnp.ones((4, 8))
 
@@ -109,6 +109,31 @@ def test_a_budget_below_the_least_says_the_least_that_fits():
     assert caught.value.budget_bytes == 64
     least = remat.bytes_per_device(caught.value.least_bytes)
     assert remat.plan(scanned, params, x, budget=least, confirm=False).report.row("automatic").flops_ratio > 1
+
+
+@pytest.mark.parametrize("share", [0.5, 0.6, 0.7, 0.8, 0.9])
+def test_a_plan_that_nothing_confirmed_fits_by_its_own_prediction(share):
+    params = [jax.random.normal(jax.random.key(seed), (32, 32)) for seed in range(6)]
+    report = remat.plan(perceptron, params, jnp.ones((64, 32)), budget=remat.fraction(share), confirm=False).report
+    chosen = report.row("automatic")
+    assert chosen.compiled_bytes is None
+    assert chosen.predicted_bytes <= report.budget_bytes
+
+
+def test_the_least_that_an_error_names_is_above_the_budget():
+    def reused(params, x):
+        block = remat.block(lambda matrix, h, first: jnp.tanh(jnp.sin(h @ matrix) * 2.0) * first, "reused")
+        first = h = jnp.sin(x)
+        for matrix in params:
+            h = block(matrix, h, first)
+        return jnp.mean(h**2)
+
+    params = [jax.random.normal(jax.random.key(seed), (32, 32)) for seed in range(6)]
+    with pytest.raises(remat.DoesNotFit) as caught:
+        remat.plan(reused, params, jnp.ones((64, 32)), budget=remat.fraction(0.3), confirm=False)
+    assert caught.value.least_bytes > caught.value.budget_bytes
+    report = remat.plan(reused, params, jnp.ones((64, 32)), budget=remat.fraction(0.5), confirm=False).report
+    assert report.row("automatic").predicted_bytes <= report.budget_bytes
 
 
 def test_predicate_without_an_answer_is_refused():

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from concurrent.futures import Future, ThreadPoolExecutor
 from pathlib import Path
 
@@ -15,16 +16,9 @@ from holdfast.store.store_settings import StoreSettings
 from holdfast_contract.exits import ExitCode
 from holdfast_contract.manifest import Owner
 from holdfast_contract.runfolder import RunFolder
+from tests.support.storage.ranks import Rank
 
 LIMITS = StoreSettings(claim_seconds=20, visible_seconds=3)
-
-
-class Rank(LocalCoordination):
-    """One in-process store, seen as one of two ranks."""
-
-    def __init__(self, shared: LocalCoordination, rank: int) -> None:
-        self.__dict__ = dict(shared.__dict__)  # the same values and lock
-        self.process_index, self.process_count = rank, 2
 
 
 def claim_of(root: Path, *, attempt: int = 3, uid: str = "a") -> RunClaim:
@@ -62,6 +56,9 @@ def test_a_file_that_shows_late_is_waited_for(tmp_path: Path) -> None:
     content = probe.read_bytes()
     probe.write_bytes(b"what was there before")
     second = world.claims(1, claim_of(root))
+    with pytest.raises(TimeoutError):
+        second.result(0.2)
+    os.truncate(probe, 0)
     with pytest.raises(TimeoutError):
         second.result(0.2)
     probe.unlink()

@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import errno
+import io
 import json
 import os
 import shutil
 import subprocess
 import sys
+from importlib.metadata import version
 from pathlib import Path
 from typing import Any
 
@@ -15,9 +17,11 @@ import jax.numpy as jnp
 import pytest
 
 from holdfast.cli import main
+from holdfast.cli.progress import VerifyProgress
 from holdfast.store import CheckpointExtras
 from holdfast.store.format import digests
-from holdfast_contract.keys import MANIFEST_FILE, PARTIAL_FILE
+from holdfast_contract.keys import MANIFEST_FILE, OWNER_FILE, PARTIAL_FILE
+from holdfast_contract.runfolder import RunFolder
 from tests.support.storage.states import flip_bit, small_state, store_at
 
 
@@ -158,6 +162,64 @@ def test_rm_never_removes_what_holdfast_did_not_write(run: Path, tmp_path: Path)
     assert (run / "1" / "1" / MANIFEST_FILE).exists()
     assert main(["checkpoints", "rm", str(run / "2" / "9")]) == 1, "perhaps a save in progress"
     assert main(["checkpoints", "rm", "--force", str(run / "2" / "9")]) == 0
+
+
+def test_rm_of_an_attempt_removes_its_steps_unless_one_of_them_must_stay(
+    run: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    for attempt in (3, 4):
+        store = store_at(run, attempt)
+        store.save(5 + attempt, small_state(attempt)).result(30)
+        store.close()
+    assert main(["checkpoints", "rm", str(run / "1")]) == 1
+    assert f"refused {run / '1'}: 2: the program asked to keep it" in capsys.readouterr().out
+    assert main(["checkpoints", "rm", str(run / "3")]) == 1, "one of the newest two valid checkpoints"
+    assert main(["checkpoints", "rm", str(run / "4")]) == 1
+    assert "the newest attempt of its run" in capsys.readouterr().out
+    (run / "2" / "notes.txt").write_text("x")
+    assert main(["checkpoints", "rm", "--force", str(run / "2")]) == 1
+    assert "notes.txt: Holdfast did not write it" in capsys.readouterr().out
+    (run / "2" / "notes.txt").unlink()
+    assert main(["checkpoints", "rm", str(run / "2"), "--dry-run"]) == 0
+    assert (run / "2" / "4" / MANIFEST_FILE).exists()
+    assert main(["checkpoints", "rm", str(run / "2")]) == 0
+    assert main(["checkpoints", "rm", "--force", str(run / "1")]) == 0
+    assert sorted(path.name for path in run.iterdir()) == ["3", "4", OWNER_FILE]
+
+
+def test_ls_of_one_step(run: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    found = _json(capsys, "ls", str(run / "1" / "2"))["checkpoints"]
+    assert [(c["attempt"], c["step"], c["status"], c["kept"]) for c in found] == [(1, 2, "valid", True)]
+
+
+def test_the_version(capsys: pytest.CaptureFixture[str]) -> None:
+    with pytest.raises(SystemExit) as ended:
+        main(["--version"])
+    assert ended.value.code == 0
+    assert capsys.readouterr().out == f"holdfast {version('holdfast-training')}\n"
+
+
+def test_verify_says_on_stderr_what_it_reads(
+    run: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    assert main(["checkpoints", "verify", str(run)]) == 0
+    assert capsys.readouterr().err == "", "a log is spared a line per checkpoint"
+    monkeypatch.setattr(sys.stderr, "isatty", lambda: True)
+    assert len(_json(capsys, "verify", str(run))["checkpoints"]) == 5
+    assert main(["checkpoints", "verify", str(run)]) == 0
+    lines = capsys.readouterr().err.splitlines()
+    assert len(lines) == 5
+    assert lines[0].startswith("checkpoint 1: reading attempt 2 step 4, ")
+    assert lines[0].endswith("; 0 B read before")
+
+
+def test_a_log_has_a_line_of_verify_every_few_seconds(run: Path) -> None:
+    now, log = 100.0, io.StringIO()
+    progress = VerifyProgress(log, lambda: now)
+    for entry in RunFolder(run).walk():
+        progress.begin(entry)
+        now += 2.0
+    assert [line.split(":")[0] for line in log.getvalue().splitlines()] == ["checkpoint 4"]
 
 
 def test_storage_that_denies_access_is_no_verdict(

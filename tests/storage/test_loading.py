@@ -19,6 +19,8 @@ from holdfast import errors
 from holdfast.catalog.contents import contents_of
 from holdfast.catalog.listing import only_checkpoint_folder
 from holdfast.store import CheckpointExtras
+from holdfast.store.format import fs
+from holdfast.store.read import verified_read
 from holdfast_contract.keys import MANIFEST_FILE
 from holdfast_contract.runfolder import Found, RunFolder
 from tests.support.storage.states import bits, flip_bit, store_at
@@ -233,6 +235,36 @@ def test_listing_with_and_without_digests(path: Path) -> None:
     assert deep[1].ref.digest == deep[1].digest != ""
     with pytest.raises(FileNotFoundError):
         holdfast.checkpoints(path / "none")
+
+
+@pytest.mark.parametrize("chosen", [{}, {"step": 1}, {"best": ("loss", "min")}])
+def test_a_reader_beside_a_fast_retention_looks_again(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, chosen: dict[str, Any]
+) -> None:
+    root = tmp_path / "run"
+    for attempt in (1, 2):
+        store = store_at(root, attempt)
+        store.save(1, {"w": jnp.full(8, float(attempt))}, CheckpointExtras(metrics={"loss": 1.0})).result(30)
+        store.close()
+    later, doomed = tmp_path / "later", [root / "1" / "1"]
+    (root / "2" / "1").rename(later)
+    real = verified_read.verify_and_read
+
+    def read_while_retention_deletes(folder: Path, *arguments: Any, **options: Any) -> None:
+        if later.exists():
+            later.rename(root / "2" / "1")
+        for folder_of_step in doomed:
+            fs.discard_folder(folder_of_step)
+        doomed.clear()
+        real(folder, *arguments, **options)
+
+    monkeypatch.setattr(verified_read, "verify_and_read", read_while_retention_deletes)
+    loaded = holdfast.load(root, **chosen)
+    assert (loaded.attempt, loaded.step, loaded.rejected) == (2, 1, ())
+    assert loaded.state["w"].tolist() == [2.0] * 8
+    doomed.append(root / "2" / "1")
+    with pytest.raises(FileNotFoundError, match="found no checkpoint"):
+        holdfast.load(root, **chosen)
 
 
 def test_loading_writes_nothing(path: Path) -> None:

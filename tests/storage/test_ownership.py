@@ -126,6 +126,19 @@ def test_a_save_that_is_sealed_while_leftovers_are_swept_is_put_back(root: Path)
     assert RunFolder(root).candidates() == (ref,)
 
 
+def test_a_stray_file_named_like_the_next_attempt_supersedes_nobody_and_is_named(root: Path) -> None:
+    first = store_at(root, 1)
+    (root / "2").write_text("left by another program")
+    first.save(1, small_state(1)).result(30)
+    first.close()
+    with pytest.raises(errors.StorageUnusable, match=r"/2: .*found a file, allowed: nothing.*move or remove it"):
+        store_at(root, 2)
+    restored = store_at(root, RunFolder(root).highest_attempt() + 1).restore(UNPINNED, small_state(0))
+    assert restored is not None
+    assert restored.ref.step == 1
+    assert RunFolder(root).attempts() == (1, 3)
+
+
 def test_a_stale_writer_deletes_nothing(root: Path) -> None:
     old = store_at(root, 1, retention=KeepLatest(1))
     for step in (1, 2):

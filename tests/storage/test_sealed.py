@@ -194,6 +194,27 @@ def test_a_step_deleted_while_it_is_sealed_is_left_out(root: Path) -> None:
     assert [ref.step for ref in holdfast.seal(root)] == [2, 3]
 
 
+def test_a_step_behind_a_symbolic_link_is_named_by_every_command(
+    root: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str], caplog: pytest.LogCaptureFixture
+) -> None:
+    root.joinpath("3").rename(tmp_path / "elsewhere")
+    (root / "3").symlink_to(tmp_path / "elsewhere")
+    assert [ref.step for ref in holdfast.seal(root)] == [1, 2]
+    assert f"{root / '3'} is not sealed: the step's folder is a symbolic link" in caplog.text
+    with pytest.raises(errors.NotFinished, match="symbolic link"):
+        holdfast.seal(root, 3)
+    assert main(["checkpoints", "ls", str(root)]) == 0
+    assert f"not a checkpoint, because it has no manifest: {root / '3'}" in capsys.readouterr().out
+    shutil.copyfile(root / "2" / MANIFEST_FILE, tmp_path / "elsewhere" / MANIFEST_FILE)
+    for path in (root, root / "3"):
+        assert main(["checkpoints", "verify", str(path)]) == 1
+        assert capsys.readouterr().out.startswith("mine step 3: damaged: the step's folder is a symbolic link")
+    assert holdfast.newest_sealed(root) == 2
+    assert "step 3 is refused: the step's folder is a symbolic link" in caplog.text
+    with pytest.raises(errors.DamagedCheckpoint, match="symbolic link"):
+        holdfast.verify_sealed(root, 3)
+
+
 def test_a_sealing_that_was_cut_off_is_done_again(root: Path) -> None:
     """At every operation on the manifest, by its place among those: how many files come before, Orbax decides."""
 
@@ -241,6 +262,12 @@ def test_every_byte_is_durable_before_the_manifest_is_there(root: Path) -> None:
     fs.set_fault_hook(record)
     holdfast.seal(root, 1)
     assert synced
+
+
+def test_a_step_that_does_not_exist_is_a_wrong_use_of_seal(root: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["checkpoints", "seal", str(root), "--step", "7"]) == 64
+    assert f"--step: found 7, allowed in {root}: 1, 2, 3\n" in capsys.readouterr().err
+    assert not list(root.rglob(MANIFEST_FILE))
 
 
 def test_the_command_line_seals_and_verifies(root: Path, capsys: pytest.CaptureFixture[str]) -> None:

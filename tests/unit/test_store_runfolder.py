@@ -71,6 +71,18 @@ def test_links_and_files_are_no_attempts(root: Path) -> None:
     (root / "2").symlink_to(root / "1")
     (root / "3").write_text("")
     assert RunFolder(root).attempts() == (1,)
+    assert RunFolder(root).newest_attempt() == 1
+
+
+def test_the_next_attempt_is_numbered_above_stray_files_and_links(root: Path) -> None:
+    _write(root, 1, 1)
+    (root / "2").write_text("left by another program")
+    assert RunFolder(root).highest_attempt() == 2
+    (root / "3").symlink_to(root / "nowhere")
+    (root / "4.txt").write_text("no number")
+    assert RunFolder(root).highest_attempt() == 3
+    (root / "1" / "5").write_text("a file where a step would be")
+    assert [ref.key for ref in RunFolder(root).candidates()] == [(1, 1)]
 
 
 @pytest.mark.parametrize(

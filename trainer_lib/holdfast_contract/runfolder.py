@@ -7,6 +7,7 @@ writes, loads an array or hashes a file: the library verifies a candidate's byte
 
 from __future__ import annotations
 
+import enum
 import errno
 import os
 import re
@@ -22,6 +23,7 @@ from holdfast_contract.manifest import CheckpointRef, Manifest, Owner, Rejection
 
 MAX_MANIFEST_BYTES: Final = 256 * 1024 * 1024
 MAX_OWNER_BYTES: Final = 64 * 1024
+LINKED_STEP: Final = "the step's folder is a symbolic link; found a link, allowed: a folder"
 # Canonical decimals only: Holdfast never writes names such as `007`, `+1` or digits of other scripts.
 _ATTEMPT_NAME: Final = re.compile(r"[1-9][0-9]{0,17}", re.ASCII)
 _STEP_NAME: Final = re.compile(r"0|[1-9][0-9]{0,17}", re.ASCII)
@@ -87,11 +89,19 @@ class RunFolder:
 
     def attempts(self) -> tuple[int, ...]:
         """Attempts that have a folder, ascending. Real directories with canonical numbers only, never links."""
-        return tuple(sorted(number for number, is_link in _numbered(self.root, _ATTEMPT_NAME) if not is_link))
+        found = _numbered(self.root, _ATTEMPT_NAME)
+        return tuple(sorted(number for number, kind in found if kind is _Kind.FOLDER))
 
-    def highest_attempt(self) -> int:
+    def newest_attempt(self) -> int:
         """The highest attempt that has a folder; 0 if there is none."""
         return max(self.attempts(), default=0)
+
+    def highest_attempt(self) -> int:
+        """The highest number that is taken: by an attempt, or by a stray file or link where its folder would be.
+
+        The next attempt is numbered above it. 0 if no number is taken.
+        """
+        return max((number for number, _ in _numbered(self.root, _ATTEMPT_NAME)), default=0)
 
     def candidates(self, limit: int | None = None) -> tuple[CheckpointRef, ...]:
         """Checkpoints with a readable manifest that names its place, newest first, at most ``limit``."""
@@ -115,13 +125,11 @@ class RunFolder:
         """Every candidate or rejection, newest first. Reads a manifest only when the caller asks for the next one."""
         for attempt in reversed(self.attempts()):
             steps = sorted(_numbered(self.attempt_folder(attempt), _STEP_NAME), reverse=True)
-            for step, is_link in steps:
-                if is_link:
-                    yield Rejection(
-                        attempt, step, "the step's folder is a symbolic link; found a link, allowed: a folder"
-                    )
+            for step, kind in steps:
+                if kind is _Kind.LINK:
+                    yield Rejection(attempt, step, LINKED_STEP)
                     continue
-                entry = self.look(attempt, step)
+                entry = self.look(attempt, step) if kind is _Kind.FOLDER else None
                 if entry is not None:
                     yield entry
 
@@ -195,16 +203,24 @@ def read_regular_file(path: Path, max_bytes: int) -> bytes | None:
     return data
 
 
-def _numbered(folder: Path, pattern: re.Pattern[str]) -> Iterator[tuple[int, bool]]:
-    """(number, is a link) of each sub-folder whose name is a canonical number; all other names are ignored."""
+class _Kind(enum.StrEnum):
+    FOLDER = "folder"
+    LINK = "link"
+    OTHER = "other"
+
+
+def _numbered(folder: Path, pattern: re.Pattern[str]) -> Iterator[tuple[int, _Kind]]:
+    """(number, kind) of each entry whose name is a canonical number; all other names are ignored."""
     try:
         with os.scandir(folder) as entries:
             for entry in entries:
                 if not pattern.fullmatch(entry.name):
                     continue
                 if entry.is_symlink():
-                    yield int(entry.name), True
+                    yield int(entry.name), _Kind.LINK
                 elif entry.is_dir(follow_symlinks=False):
-                    yield int(entry.name), False
+                    yield int(entry.name), _Kind.FOLDER
+                else:
+                    yield int(entry.name), _Kind.OTHER
     except (FileNotFoundError, NotADirectoryError):
         return

@@ -70,7 +70,7 @@ class SaveReport:
 class Inspection:
     """What worker 0's agent found in the run's folder, for the operator. ``candidates`` are newest first."""
 
-    highest_attempt: int  # highest attempt folder; 0 if there is none
+    highest_attempt: int  # highest number that an attempt's folder or a stray file has; 0 if there is none
     candidates: tuple[CheckpointRef, ...] = ()
     owner: Owner | None = None
     error: str = ""  # why storage cannot be used: the path and what was found; "" if it can

@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+import logging
+import os
 from collections.abc import Callable
-from typing import TypeVar
+from pathlib import Path
+from typing import Final, TypeVar
 
 from holdfast import errors
 from holdfast.catalog.listing import CheckpointFolder, Validity
@@ -12,6 +15,9 @@ from holdfast_contract.manifest import Rejection
 from holdfast_contract.runfolder import Found
 
 Read = TypeVar("Read")
+log = logging.getLogger("holdfast")
+_LOOKS: Final = 10
+"""How often the checkpoints are listed at most, under a retention that deletes each one before it is read."""
 
 
 def choose(
@@ -20,7 +26,8 @@ def choose(
     """The checkpoint to load, what ``read`` returned for it, and the checkpoints refused before it.
 
     A given step is read from the newest attempt that has it, and no other step replaces it. ``best`` tries checkpoints from
-    the best value on; otherwise the newest comes first.
+    the best value on; otherwise the newest comes first. If none could be read, and retention deleted some of them
+    meanwhile, the folder is listed again.
 
     Args:
         holder: the folder with the checkpoints.
@@ -33,13 +40,28 @@ def choose(
         FileNotFoundError: there is no candidate.
         StorageError: storage did not answer, or denied access.
     """
+    for _ in range(_LOOKS - 1):
+        deleted: list[Path] = []
+        try:
+            return _choose_among_listed(holder, choice, read, deleted)
+        except (errors.DamagedCheckpoint, errors.NoValidCheckpoint):
+            if not deleted:
+                raise
+            log.debug("%s: deleted while it was read; listing the checkpoints again", deleted[-1])
+    return _choose_among_listed(holder, choice, read, [])
+
+
+def _choose_among_listed(
+    holder: CheckpointFolder, choice: CheckpointChoice, read: Callable[[Found], Read], deleted: list[Path]
+) -> tuple[Found, Read, tuple[Rejection, ...]]:
+    """As ``choose``, from one listing. ``deleted`` receives the folders that disappeared while they were read."""
     if choice.step is not None:
         entry = _newest_of(holder, choice.step)
-        return *read_one(holder, entry, read), ()
+        return *_read_unless_deleted(holder, entry, read, deleted), ()
     refused: list[Rejection] = []
     for entry in holder.entries() if choice.best is None else _best_first(holder, choice.best):
         try:
-            found, result = read_one(holder, entry, read)
+            found, result = _read_unless_deleted(holder, entry, read, deleted)
         except errors.DamagedCheckpoint as damaged:
             number = entry.ref if isinstance(entry, Found) else entry
             refused.append(Rejection(number.attempt, number.step, damaged.reason))
@@ -49,6 +71,19 @@ def choose(
     if refused:
         raise errors.NoValidCheckpoint(holder.root, refused)
     raise FileNotFoundError(f"{holder.root}: found no checkpoint")
+
+
+def _read_unless_deleted(
+    holder: CheckpointFolder, entry: Found | Rejection, read: Callable[[Found], Read], deleted: list[Path]
+) -> tuple[Found, Read]:
+    """As ``read_one``; whatever a reader meets in a folder that is gone is a refusal, and the folder is noted."""
+    try:
+        return read_one(holder, entry, read)
+    except Exception as error:
+        if isinstance(entry, Rejection) or os.path.lexists(entry.folder):
+            raise
+        deleted.append(entry.folder)
+        raise errors.DamagedCheckpoint(entry.folder, reason="deleted while it was read") from error
 
 
 def read_one(holder: CheckpointFolder, entry: Found | Rejection, read: Callable[[Found], Read]) -> tuple[Found, Read]:

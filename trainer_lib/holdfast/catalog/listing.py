@@ -13,8 +13,8 @@ from holdfast.catalog.sealing import IO_THREADS, METADATA_FILE, SEALED_ATTEMPT, 
 from holdfast.state.leaves import STRUCTURE_FILE
 from holdfast.store.format import digests
 from holdfast_contract.keys import MANIFEST_FILE, PARTIAL_FILE
-from holdfast_contract.manifest import CheckpointRef, Manifest, Rejection
-from holdfast_contract.runfolder import Found, RunFolder
+from holdfast_contract.manifest import CheckpointKey, CheckpointRef, Manifest, Rejection
+from holdfast_contract.runfolder import LINKED_STEP, Found, RunFolder
 
 TRANSIENT_SECONDS: Final = 5.0
 """How long a transient error of storage is retried here, where a person waits for the answer."""
@@ -113,7 +113,7 @@ class CheckpointFolder:
     def without_manifest(self) -> tuple[Path, ...]:
         """Step folders without a manifest: unfinished or abandoned saves, and steps that are not sealed."""
         if isinstance(self.folder, SealedFolder):
-            folders = [path for _, path in self.folder.steps()]
+            folders = [path for _, path in (*self.folder.steps(), *self.folder.linked_steps())]
         else:
             numbers = [n for n in self.folder.attempts() if self.attempt in {None, n}]
             attempts = [self.folder.attempt_folder(n) for n in numbers]
@@ -125,8 +125,8 @@ class CheckpointFolder:
             return self.folder.step_folder(rejection.attempt, rejection.step)
         try:
             return self.folder.folder_of(rejection.step)
-        except FileNotFoundError:  # deleted meanwhile
-            return self.root / str(rejection.step)
+        except FileNotFoundError:  # a link, or deleted meanwhile
+            return dict(self.folder.linked_steps()).get(rejection.step, self.root / str(rejection.step))
 
 
 def checkpoints(
@@ -184,11 +184,17 @@ def step_at(path: str | os.PathLike[str]) -> tuple[CheckpointFolder, Found | Rej
     attempt, step = folder.parent.name, folder.name
     if attempt.isdecimal() and step.isdecimal() and _is_run(folder.parent.parent):
         holder = CheckpointFolder(RunFolder(folder.parent.parent))
-        entry = holder.look(int(attempt), int(step))
+        number = CheckpointKey(int(attempt), int(step))
     else:
-        holder = CheckpointFolder(SealedFolder(folder.parent))
-        numbers = {path: number for number, path in SealedFolder(folder.parent).steps()}
-        entry = holder.look(SEALED_ATTEMPT, numbers[folder]) if folder in numbers else None
+        sealed = SealedFolder(folder.parent)
+        holder = CheckpointFolder(sealed)
+        steps = {path: step for step, path in (*sealed.steps(), *sealed.linked_steps())}
+        if folder not in steps:
+            raise FileNotFoundError(f"{folder}: not the folder of a step")
+        number = CheckpointKey(SEALED_ATTEMPT, steps[folder])
+    if folder.is_symlink():
+        return holder, Rejection(*number, LINKED_STEP)
+    entry = holder.look(*number)
     if entry is None:
         raise FileNotFoundError(f"{folder}: not the folder of a step")
     return holder, entry
@@ -218,7 +224,7 @@ def _folder_at(root: Path) -> CheckpointFolder | None:
         return CheckpointFolder(RunFolder(root))
     sealed = SealedFolder(root)
     if (not root.name.isdecimal() or not _is_run(root.parent)) and any(
-        _has_any(folder, MANIFEST_FILE, METADATA_FILE) for _, folder in sealed.steps()
+        _has_any(folder, MANIFEST_FILE, METADATA_FILE) for _, folder in (*sealed.steps(), *sealed.linked_steps())
     ):
         return CheckpointFolder(sealed)
     return None

@@ -28,7 +28,7 @@ from holdfast.store.format import digests, fs
 from holdfast_contract import codec, manifest
 from holdfast_contract.keys import MANIFEST_FILE
 from holdfast_contract.manifest import CheckpointRef, Manifest, Rejection
-from holdfast_contract.runfolder import MAX_MANIFEST_BYTES, BadManifestError, Found, read_regular_file
+from holdfast_contract.runfolder import LINKED_STEP, MAX_MANIFEST_BYTES, BadManifestError, Found, read_regular_file
 
 COMMIT_FILE: Final = "commit_success.txt"
 METADATA_FILE: Final = "_CHECKPOINT_METADATA"
@@ -50,18 +50,26 @@ class SealedFolder:
 
     def steps(self) -> tuple[tuple[int, Path], ...]:
         """Finished steps, sealed or not, ascending. The folders of unfinished saves and deletions have other names."""
+        return tuple((step, folder) for step, folder, is_link in self._named() if not is_link)
+
+    def linked_steps(self) -> tuple[tuple[int, Path], ...]:
+        """Symbolic links named like steps that lead to folders, ascending. They are neither sealed nor restored."""
+        return tuple((step, folder) for step, folder, is_link in self._named() if is_link)
+
+    def _named(self) -> list[tuple[int, Path, bool]]:
+        """(step, path, is a link) of each folder with the name of a step, ascending."""
         found = []
         with os.scandir(self.root) as entries:
             for entry in entries:
                 name = _STEP_NAME.fullmatch(entry.name)
-                if name and entry.is_dir(follow_symlinks=False) and not entry.is_symlink():
-                    found.append((int(name["step"]), Path(entry.path)))
-        return tuple(sorted(found))
+                if name and entry.is_dir():
+                    found.append((int(name["step"]), Path(entry.path), entry.is_symlink()))
+        return sorted(found)
 
     def walk(self) -> Iterator[Found | Rejection]:
         """Every sealed step or refusal, newest first. A step without a manifest is not sealed and left out."""
-        for step, folder in reversed(self.steps()):
-            entry = self.look(step, folder)
+        for step, folder, is_link in reversed(self._named()):
+            entry = self._refuse_link(step, folder) if is_link else self.look(step, folder)
             if entry is not None:
                 yield entry
 
@@ -79,11 +87,17 @@ class SealedFolder:
             return Rejection(SEALED_ATTEMPT, step, f"{MANIFEST_FILE}: {found}, allowed here: {('', 0, step)}")
         return Found(CheckpointRef(SEALED_ATTEMPT, step, manifest.digest_of(data)), folder, read)
 
+    def _refuse_link(self, step: int, folder: Path) -> Rejection | None:
+        sealed = os.path.lexists(folder / MANIFEST_FILE)
+        return Rejection(SEALED_ATTEMPT, step, LINKED_STEP) if sealed else None
+
     def folder_of(self, step: int) -> Path:
         """The folder of a step. Raises FileNotFoundError."""
         for number, folder in self.steps():
             if number == step:
                 return folder
+        if step in dict(self.linked_steps()):
+            raise FileNotFoundError(f"{self.root}: step {step}: {LINKED_STEP}")
         raise FileNotFoundError(f"{self.root}: found no finished checkpoint of step {step}")
 
 
@@ -127,6 +141,8 @@ def seal(
 
 
 def _seal_all(folder: SealedFolder, process_count: int) -> tuple[CheckpointRef, ...]:
+    for _, link in folder.linked_steps():
+        log.warning("%s is not sealed: %s", link, LINKED_STEP)
     sealed = []
     for number, step_folder in folder.steps():
         try:
@@ -153,7 +169,8 @@ def verify_sealed(path: str | os.PathLike[str], step: int) -> CheckpointRef:
     try:
         step_folder = folder.folder_of(step)
     except FileNotFoundError:
-        raise errors.DamagedCheckpoint(folder.root / str(step), reason="this step does not exist") from None
+        reason = LINKED_STEP if step in dict(folder.linked_steps()) else "this step does not exist"
+        raise errors.DamagedCheckpoint(folder.root / str(step), reason=reason) from None
     entry = folder.look(step, step_folder)
     if entry is None:
         raise errors.DamagedCheckpoint(step_folder, reason=f"not sealed: it has no {MANIFEST_FILE}")

@@ -1,23 +1,30 @@
-"""``holdfast checkpoints``: list and verify checkpoints, compare two, seal, remove."""
+"""``holdfast checkpoints``: list and verify checkpoints, compare two, seal, remove, adopt."""
 
 from __future__ import annotations
 
 import argparse
+import os
+import sys
+from pathlib import Path
 from typing import Any, Final
 
 from holdfast.catalog import listing, sealing
 from holdfast.catalog.listing import ListedCheckpoint, Validity
-from holdfast.cli import remove
+from holdfast.cli import adopt, remove
 from holdfast.cli.printing import metrics_text, name_of, print_json, print_table, record_of, size_text
+from holdfast.cli.progress import VerifyProgress
+from holdfast.cli.usage import UsageError
 from holdfast_contract.exits import ExitCode
 
 WRONG: Final = 1
+_NAMED_STEPS: Final = 20
+"""How many of the steps that exist an error names."""
 
 
 def add_to(groups: Any) -> None:
     """Add the group and its commands to the parser's groups."""
-    group = groups.add_parser("checkpoints", help="list, verify, compare, seal and remove checkpoints")
-    commands = group.add_subparsers(dest="name", required=True, metavar="ls|verify|diff|seal|rm")
+    group = groups.add_parser("checkpoints", help="list, verify, compare, seal, remove and adopt checkpoints")
+    commands = group.add_subparsers(dest="name", required=True, metavar="ls|verify|diff|seal|rm|adopt")
     where = argparse.ArgumentParser(add_help=False)
     where.add_argument(
         "path", metavar="PATH", help="checkpoint path, a run's folder in it, or an Orbax manager's folder"
@@ -45,12 +52,17 @@ def add_to(groups: Any) -> None:
     seal.add_argument("--step", type=int, help="only this step; default: all steps that are not sealed")
     seal.set_defaults(command=_seal)
     remove.add_to(commands, output)
+    adopt.add_to(commands, output)
 
 
 def _list(arguments: argparse.Namespace) -> int:
-    holders = listing.checkpoint_folders(arguments.path, run=arguments.run)
-    checked = [[holder.check(entry, deep=arguments.deep) for entry in holder.entries()] for holder in holders]
-    unsealed = [folder for holder in holders for folder in holder.without_manifest()]
+    if listing.is_step(arguments.path):
+        holder, entry = listing.step_at(arguments.path)
+        checked, unsealed = [[holder.check(entry, deep=arguments.deep)]], []
+    else:
+        holders = listing.checkpoint_folders(arguments.path, run=arguments.run)
+        checked = [[holder.check(entry, deep=arguments.deep) for entry in holder.entries()] for holder in holders]
+        unsealed = [folder for holder in holders for folder in holder.without_manifest()]
     newest = {id(next((c for c in run if c.valid), None)) for run in checked}
     found = [checkpoint for run in checked for checkpoint in run]
     if arguments.json:
@@ -84,7 +96,9 @@ def _depth(deep: bool) -> str:  # noqa: FBT001  one word for one switch
 
 def _verify(arguments: argparse.Namespace) -> int:
     found: list[ListedCheckpoint] = []
+    progress = VerifyProgress(sys.stderr)
     for holder, entry in _entries(arguments):
+        progress.begin(entry)
         found.append(holder.check(entry, deep=True))
         if not arguments.json:
             c = found[-1]
@@ -124,6 +138,8 @@ def _diff(arguments: argparse.Namespace) -> int:
 
 
 def _seal(arguments: argparse.Namespace) -> int:
+    if arguments.step is not None:
+        _require_step(arguments.path, arguments.step)
     sealed = sealing.seal(arguments.path, arguments.step)
     if arguments.json:
         print_json({"sealed": [{"step": ref.step, "digest": ref.digest} for ref in sealed]})
@@ -133,3 +149,14 @@ def _seal(arguments: argparse.Namespace) -> int:
     if not sealed:
         print("nothing to seal: every finished step has a manifest")
     return 0
+
+
+def _require_step(path: str, step: int) -> None:
+    """Raise UsageError, which names the steps that exist, unless a manager's folder has this one."""
+    folder = sealing.SealedFolder(Path(os.path.abspath(path)))
+    steps = [number for number, _ in folder.steps()]
+    if step in {*steps, *dict(folder.linked_steps())}:
+        return
+    allowed = ", ".join(map(str, steps[-_NAMED_STEPS:])) if steps else "none, because the folder has no step"
+    earlier = f"; and {len(steps) - _NAMED_STEPS} earlier ones" if len(steps) > _NAMED_STEPS else ""
+    raise UsageError(f"--step: found {step}, allowed in {path}: {allowed}{earlier}")

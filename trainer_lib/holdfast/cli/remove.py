@@ -1,4 +1,4 @@
-"""``holdfast checkpoints rm``: remove Holdfast's own steps, as safely as retention does."""
+"""``holdfast checkpoints rm``: remove Holdfast's own steps and attempts, as safely as retention does."""
 
 from __future__ import annotations
 
@@ -9,17 +9,18 @@ from typing import Any, Final
 
 from holdfast.catalog.listing import CheckpointFolder
 from holdfast.cli.printing import print_json
+from holdfast.store.claim import PROBE_PREFIX
 from holdfast.store.format import fs
-from holdfast_contract.keys import MANIFEST_FILE, PARTIAL_FILE
+from holdfast_contract.keys import MANIFEST_FILE, PARTIAL_FILE, RESTORED_FILE, TRASH_PREFIX
 from holdfast_contract.runfolder import Found, RunFolder
 
 ALWAYS_KEPT: Final = 2
 """How many of a run's newest valid checkpoints are removed only with --force."""
 _DESCRIPTION: Final = """\
-Remove the folders of steps. Each is renamed first, so no reader ever sees half of it.
+Remove the folders of steps, or of attempts with all their steps. Each is renamed first, so no reader ever sees half of it.
 
 The command refuses the newest two valid checkpoints of a run, checkpoints that the program asked to keep, and folders
-without a manifest, which may be a save in progress. --force removes these too, perhaps including the checkpoint that a
+without a manifest, which may be a save in progress, and the newest attempt of a run. --force removes these too, perhaps including the checkpoint that a
 running job would restore; make sure that no job uses the run. Files that Holdfast did not write are never removed, even
 with --force; remove the steps of an Orbax manager with that manager.
 """
@@ -34,11 +35,11 @@ def add_to(commands: Any, output: argparse.ArgumentParser) -> None:
     parser = commands.add_parser(
         "rm",
         parents=[output],
-        help="remove steps",
+        help="remove steps and attempts",
         description=_DESCRIPTION,
         formatter_class=argparse.RawDescriptionHelpFormatter,
     )
-    parser.add_argument("folders", metavar="STEP_FOLDER", nargs="+")
+    parser.add_argument("folders", metavar="FOLDER", nargs="+", help="the folder of a step or of an attempt")
     parser.add_argument("--force", action="store_true", help="also remove what is refused for safety; see above")
     parser.add_argument("--dry-run", action="store_true", help="print what would be removed, and remove nothing")
     parser.set_defaults(command=_remove)
@@ -49,12 +50,12 @@ def _remove(arguments: argparse.Namespace) -> int:
     for name in arguments.folders:
         folder = Path(os.path.abspath(name))
         try:
-            require_removable(folder, force=arguments.force)
+            parts = _parts(folder, force=arguments.force)
         except RemovalRefused as reason:
             refused.append({"folder": folder, "reason": str(reason)})
             continue
-        if not arguments.dry_run:
-            fs.discard_folder(folder)
+        for part in parts if not arguments.dry_run else ():
+            fs.discard_folder(part)
         removed.append(folder)
     if arguments.json:
         print_json({"removed": removed, "refused": refused, "dry_run": arguments.dry_run})
@@ -64,6 +65,34 @@ def _remove(arguments: argparse.Namespace) -> int:
         for entry in refused:
             print(f"refused {entry['folder']}: {entry['reason']}")
     return 1 if refused else 0
+
+
+def _parts(folder: Path, *, force: bool) -> tuple[Path, ...]:
+    """What to remove, in order: the step, or the attempt's steps and then the attempt. Raises as ``require_removable``."""
+    run = RunFolder(folder.parent)
+    if not _is_attempt(run, folder):
+        require_removable(folder, force=force)
+        return (folder,)
+    if not force and int(folder.name) == run.newest_attempt():
+        raise RemovalRefused(
+            "it is the newest attempt of its run, which may be training (--force if no job uses the run)"
+        )
+    steps = sorted(path for path in folder.iterdir() if not _is_note(path))
+    for step in steps:
+        try:
+            require_removable(step, force=force)
+        except RemovalRefused as reason:
+            raise RemovalRefused(f"{step.name}: {reason}") from None
+    return (*steps, folder)
+
+
+def _is_attempt(run: RunFolder, folder: Path) -> bool:
+    return os.path.lexists(run.owner_file) and folder.name in {str(attempt) for attempt in run.attempts()}
+
+
+def _is_note(path: Path) -> bool:
+    """Whether Holdfast wrote it beside the steps: what the attempt restored, a probe of storage, or a deletion cut off."""
+    return path.name.startswith((RESTORED_FILE, PROBE_PREFIX, TRASH_PREFIX))
 
 
 def require_removable(folder: Path, *, force: bool) -> None:

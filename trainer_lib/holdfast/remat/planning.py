@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any, Final
 
 import jax
@@ -82,7 +82,8 @@ def plan(
         shards: number of devices among which activations are divided evenly; 1 inside ``jax.shard_map``, where shapes
             are one device's share already.
         confirm: compile ahead of time, measure, and tighten the choice until the compiler's figure fits too. None does
-            so where the compiler's figures are valid, which on CPUs is for scans alone.
+            so where the compiler's figures are valid, which on CPUs is for scans alone. Without it the prediction in the
+            report must fit.
 
     Raises:
         DoesNotFit: no choice fits; gives the smallest need that was found.
@@ -148,8 +149,7 @@ class _Planner:
 
     def plan(self) -> Plan:
         everything = self._row(NONE, keep_all(self._analysis.groups), confirm=self._confirm)
-        reference = everything.predicted_bytes if everything.compiled_bytes is None else everything.compiled_bytes
-        budget_bytes = self._budget.of(reference)
+        budget_bytes = self._budget.of(everything.figure_bytes)
         selection, chosen = self._fitting(budget_bytes)
         analysis = self._analysis
         rows = [everything, *(named_row(analysis, n, p, self._shards) for n, p in NAMED.items()), chosen]
@@ -168,23 +168,25 @@ class _Planner:
         return Plan(report, regions, analysis.program, analysis.body(selection))
 
     def _fitting(self, budget_bytes: float) -> tuple[Selection, Row]:
-        """A selection that fits by prediction and, if confirmation is on, by the compiler's figures."""
-        # What the compiler takes beyond the prediction; only compiling a candidate shows it.
+        """A selection that fits: by the compiler's figures if confirmation is on, otherwise by the prediction of its row."""
+        # What the figure shows beyond the search's own sum; only compiling or tracing a candidate shows it.
         overhead = 0
+        bounds: list[float | None] = []  # the first one holds for the whole budget, later ones for what is left of it
         for _ in range(_ATTEMPTS):
             selection = self._select(budget_bytes - overhead)
             if selection is None:
                 break
+            bounds.append(selection.bound_flops)
             row = self._row(CHOSEN, selection, confirm=self._confirm)
-            if row.compiled_bytes is None or row.compiled_bytes <= budget_bytes:
-                return selection, row
-            overhead += row.compiled_bytes - int(budget_bytes)
-        least = self._row("least", keep_least(self._analysis.groups), confirm=self._confirm)
-        found = least.predicted_bytes if least.compiled_bytes is None else least.compiled_bytes
+            if row.figure_bytes <= budget_bytes:
+                return replace(selection, bound_flops=bounds[0]), row
+            overhead += row.figure_bytes - int(budget_bytes)
+        selection = keep_least(self._analysis.groups)
+        least = self._row(CHOSEN, selection, confirm=self._confirm)
+        if least.figure_bytes <= budget_bytes:
+            return selection, least
         basis = "predicted" if least.compiled_bytes is None else "by the compiler's figures"
-        if least.compiled_bytes is not None and found <= budget_bytes:
-            return keep_least(self._analysis.groups), Row(**{**least.__dict__, "name": CHOSEN})
-        raise DoesNotFit(budget_bytes, found, basis)
+        raise DoesNotFit(budget_bytes, least.figure_bytes, basis)
 
     def _select(self, budget_bytes: float) -> Selection | None:
         began = time.monotonic()

@@ -26,6 +26,11 @@ class Row:
     recomputed_flops: int
     flops_ratio: float
 
+    @property
+    def figure_bytes(self) -> int:
+        """The best figure there is, which a budget is compared with: the compiler's, otherwise the prediction."""
+        return self.predicted_bytes if self.compiled_bytes is None else self.compiled_bytes
+
 
 @dataclass(frozen=True)
 class Report:

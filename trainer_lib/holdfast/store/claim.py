@@ -18,9 +18,9 @@ from holdfast.store.store_settings import StoreSettings
 from holdfast_contract import codec
 from holdfast_contract.keys import MANIFEST_FILE, PARTIAL_FILE, TRASH_PREFIX
 from holdfast_contract.manifest import Owner
-from holdfast_contract.runfolder import OwnerRecordError, RunFolder, read_regular_file
+from holdfast_contract.runfolder import BadManifestError, OwnerRecordError, RunFolder, read_regular_file
 
-_PROBE_PREFIX: Final = ".probe-"
+PROBE_PREFIX: Final = ".probe-"
 
 
 @dataclass(frozen=True)
@@ -45,7 +45,7 @@ class RunClaim:
             raise self._superseded(
                 f"the run was taken over by {recorded.namespace}/{recorded.name} ({recorded.job_uid})"
             )
-        highest = max(recorded.attempt, self.folder.highest_attempt())
+        highest = max(recorded.attempt, self.folder.newest_attempt())
         if highest > self.attempt:
             raise self._superseded(f"attempt {highest} has begun")
 
@@ -131,6 +131,7 @@ def _open(claim: RunClaim, *, take_over: bool) -> str:
     try:
         fs.make_folder(folder.attempt_folder(claim.attempt))
     except FileExistsError:
+        _require_folder(folder.attempt_folder(claim.attempt))
         raise errors.Superseded(
             folder.root, attempt=claim.attempt, found="another process holds this attempt"
         ) from None
@@ -140,12 +141,22 @@ def _open(claim: RunClaim, *, take_over: bool) -> str:
     return token
 
 
+def _require_folder(path: Path) -> None:
+    """Raise StorageUnusable if something else than a folder has the attempt's name: no other process holds the attempt."""
+    if path.is_symlink() or not path.is_dir():
+        found = "a symbolic link" if path.is_symlink() else "a file"
+        raise errors.StorageUnusable(
+            f"found {found}, allowed: nothing, because this attempt makes its folder there; move or remove it",
+            path=path,
+        )
+
+
 def _take_ownership(claim: RunClaim, *, take_over: bool) -> None:
     folder, owner = claim.folder, claim.owner
     recorded = folder.owner()
     if recorded is not None and recorded.job_uid != owner.job_uid and not take_over:
         raise errors.ForeignRun(folder.root, owner=owner, recorded=recorded)
-    known = max(recorded.attempt if recorded and recorded.job_uid == owner.job_uid else 0, folder.highest_attempt())
+    known = max(recorded.attempt if recorded and recorded.job_uid == owner.job_uid else 0, folder.newest_attempt())
     if known > claim.attempt:
         raise errors.Superseded(folder.root, attempt=claim.attempt, found=f"attempt {known} has begun")
     if recorded is not None:
@@ -163,7 +174,10 @@ def _prove(claim: RunClaim, rank: int, token: str, visible_seconds: float) -> st
     """Read the probe file of rank 0; write this rank's own, and read it back."""
 
     def visible() -> None:
-        data = read_regular_file(_probe(claim, 0), 1024)
+        try:
+            data = read_regular_file(_probe(claim, 0), 1024)
+        except BadManifestError as found:  # its name shows before its bytes do
+            raise TimeoutError(f"a file that is not readable: {found}") from None
         if data is None or data.decode(errors="replace") != token:
             raise TimeoutError("no such file" if data is None else "a file with other content")
 
@@ -208,7 +222,7 @@ def _write_probe(claim: RunClaim, rank: int, token: str) -> None:
 
 
 def _probe(claim: RunClaim, rank: int) -> Path:
-    return claim.folder.attempt_folder(claim.attempt) / f"{_PROBE_PREFIX}{rank}"
+    return claim.folder.attempt_folder(claim.attempt) / f"{PROBE_PREFIX}{rank}"
 
 
 def _cast(ballot: Ballot, claim: RunClaim, action: Callable[[], str]) -> None:

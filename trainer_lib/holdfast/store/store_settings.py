@@ -41,7 +41,7 @@ class StoreSettings:
     claim_seconds: float = 60.0  # claiming the run, and proof that every rank can write there
     restore_seconds: float = 1800.0  # choosing, verifying and loading
     transient_seconds: float = 60.0  # how long a transient error (EIO, ESTALE ...) is retried when reading
-    visible_seconds: float = 10.0  # time for one rank's file to appear on another (attribute caches)
+    visible_seconds: float = 10.0  # time for one rank's file to appear whole on another (attribute caches)
     io_threads: int = 4  # per process, for digests
     writer: WriterName = "direct"  # "direct": past the page cache, Orbax for what it cannot write; "orbax": always
     check_saves: bool = False  # read array data back and compare it with memory before a save is valid

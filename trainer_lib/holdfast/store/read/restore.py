@@ -9,7 +9,7 @@ because falling back to an older checkpoint would silently cost work.
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Container, Iterator
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Final
@@ -24,7 +24,7 @@ from holdfast.state.structure import STRUCTURE_FILE, PyTree, Structure
 from holdfast.store.format import digests, fs
 from holdfast.store.format.data_files import data_file
 from holdfast.store.handle import logger
-from holdfast.store.read import verified_read
+from holdfast.store.read import late_files, verified_read
 from holdfast.store.read.announcements import Announcement, NextStep, announce, await_announcement
 from holdfast.store.read.candidates import NEWEST, Candidates, CheckpointChoice, Pin
 from holdfast.store.read.read_plan import NotUnderstoodError, ReadPlan
@@ -83,7 +83,9 @@ class Restore:
     timings: dict[str, float] = field(default_factory=dict)
 
     def __post_init__(self) -> None:
-        self._deadline = time.monotonic() + self.settings.restore_seconds
+        began = time.monotonic()
+        self._deadline = began + self.settings.restore_seconds
+        self._visible_by = began + self.settings.visible_seconds  # every file was written before the restore began
         self._round = 0
         self._target = _Target(None, NOTHING_ALLOWED)
         self._plan: ReadPlan | None = None
@@ -214,6 +216,7 @@ class Restore:
         files = found.manifest.files
         if STRUCTURE_FILE not in {entry.path for entry in files}:
             raise digests.DamagedFileError(f"{STRUCTURE_FILE}: not listed in the manifest")
+        self._await_whole(found, {STRUCTURE_FILE, *(entry.path for entry in self._share(found))})
         self._fit = fit = self._target.unverified_fit(found.folder)
         if fit is not None:
             self._plan = verified_read.plan_state(found.folder, files, fit.abstract, without=fit.changed.new)
@@ -227,6 +230,12 @@ class Restore:
 
     def _share(self, found: Found) -> tuple[FileEntry, ...]:
         return digests.share_of(found.manifest.files, self._rank, self.coordination.process_count)
+
+    def _await_whole(self, found: Found, paths: Container[str]) -> None:
+        """Files of other ranks may show late or short; a process alone has nothing to wait for."""
+        if self.coordination.process_count > 1:
+            entries = [entry for entry in found.manifest.files if entry.path in paths]
+            late_files.await_whole(found.folder, entries, deadline=self._visible_by)
 
     def _load(self, found: Found) -> tuple[PyTree, bytes | None, Changed]:
         ballot = Ballot(self.coordination, f"{restore_prefix(self.number)}/load")
@@ -256,6 +265,7 @@ class Restore:
             others = [entry for entry in found.manifest.files if entry not in mine]
             limits = self.settings
             seconds = limits.transient_seconds
+            self._await_whole(found, {f"{STATE_FOLDER}/{path}" for path in plan.spans})
             verified_read.read_others(found.folder, others, plan, threads=limits.io_threads, transient_seconds=seconds)
             try:
                 return plan.state()
@@ -270,6 +280,7 @@ class Restore:
         name = data_file(self._rank)
         if name not in {entry.path for entry in found.manifest.files}:
             return None
+        self._await_whole(found, {name})
         return self._retried((found.folder / name).read_bytes)
 
     # Coordination.
