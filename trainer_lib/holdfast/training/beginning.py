@@ -5,14 +5,15 @@ from __future__ import annotations
 import logging
 from collections.abc import Iterator
 from contextlib import contextmanager
-from typing import TYPE_CHECKING, Final
+from typing import TYPE_CHECKING, Any, Final
 
-from holdfast.errors import RestoreForgotten, StorageUnusable
+from holdfast.errors import ConfigurationError, RestoreForgotten, StorageUnusable
 from holdfast_contract.manifest import CheckpointRef
 from holdfast_contract.runfolder import Found, RunFolder
 
 if TYPE_CHECKING:
     from holdfast.distributed.coordination import Coordination
+    from holdfast.state.changes import Allowed
     from holdfast.training.config import SessionConfig
 
 FORGOTTEN_IN_SESSION: Final = (
@@ -41,6 +42,7 @@ class Beginning:
         self.process_count = coordination.process_count
         self._folder = RunFolder(config.folder)
         self._settled = False
+        self._asked: tuple[Any, Allowed] | None = None  # until the first commit
 
     @contextmanager
     def restoring(self) -> Iterator[None]:
@@ -51,6 +53,31 @@ class Beginning:
         except BaseException:
             self._settled = False
             raise
+
+    def asked_for(self, state: Any, allowed: Allowed) -> None:
+        """What ``restore`` was asked for: the abstract state, and the leaves that may differ."""
+        self._asked = (state, allowed)
+
+    def rehearse(self, committed: Any) -> None:
+        """At the first commit: could a restart of this program restore what is committed?
+
+        Args:
+            committed: the arrays of the state. Their numbers are not read.
+
+        Raises:
+            UnsupportedLeaf: a leaf cannot be stored.
+            ConfigurationError: the state differs from the one that ``restore`` was asked for; every leaf is named.
+        """
+        if self._asked is None:
+            return
+        from holdfast.state.rehearsal import rehearse
+        from holdfast.state.structure import structure_of
+
+        (asked, allowed), self._asked = self._asked, None
+        outcome = rehearse(asked, committed, allowed)
+        if outcome.refused:
+            structure_of(committed)  # a leaf that cannot be stored has an error of its own
+            raise ConfigurationError(outcome.text)
 
     def require(self) -> None:
         """Training goes on from here.

@@ -157,6 +157,7 @@ class Checkpointer:
 
         Raises:
             RestoreForgotten: the run has checkpoints, and ``restore`` was not called.
+            ConfigurationError: the first state to save differs from the one that ``restore`` was asked for.
             TypeError, ValueError: an argument is wrong; the message names it.
         """
         from holdfast.store import CheckpointExtras
@@ -169,7 +170,9 @@ class Checkpointer:
         with self._end.undisturbed():
             stored_metrics = with_verdict(metrics or {}, self._config.healthy)
             request = CheckpointExtras(data_position.capture(self.data), stored_metrics, pinned=keep, metadata=noted)
-            handle = self._last = self._store.save(step, nnx.arrays_of(self._state()), request)
+            arrays = nnx.arrays_of(self._state())
+            self._beginning.rehearse(arrays)
+            handle = self._last = self._store.save(step, arrays, request)
         if before is not None and not before.seen and (error := before.exception()) is not None:
             raise error
         return handle

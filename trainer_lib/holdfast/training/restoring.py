@@ -73,6 +73,7 @@ def begin_or_continue(
         else:
             reinstate(data, restored, beginning.process_count)
             state = initial.fill(restored.state, restored.changed.new)
+        beginning.asked_for(initial.abstract, request.allowed)
         store.prepare(nnx.arrays_of(state))
     return state, restored
 

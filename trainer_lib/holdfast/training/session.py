@@ -208,7 +208,8 @@ class Session:
 
         Raises:
             RestoreForgotten: the run has checkpoints, and ``restore`` was not called.
-            ConfigurationError: ``data`` was given to ``restore`` and not here, or the reverse.
+            ConfigurationError: ``data`` was given to ``restore`` and not here, or the reverse; or the first committed
+                state differs from the one that ``restore`` was asked for, so that no restart could restore it.
             TypeError, ValueError: an argument is wrong; the message names it.
             Superseded: a newer attempt has begun, so a save was refused; every later one would be.
             SaveError: three saves in a row have failed; or with ``on_save_error="raise"``: the previous save failed.
