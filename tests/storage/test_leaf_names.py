@@ -12,12 +12,15 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from holdfast.errors import UnsupportedLeaf
+from holdfast.state.structure import structure_of
 from holdfast.store import UNPINNED, StoreSettings
 from holdfast.store.store_settings import WRITERS, WriterName
 from tests.support.storage import writer_tasks
 from tests.support.storage.states import bits, store_at
 
 PRINTABLE = [f"a{character}b" for character in string.printable if character.isprintable()]
+SLASHES = ["/", "x/", "/x", "x//y", "//", "./x", "../x", "."]
 KNOWN = [
     "params/mlp/~/linear_0/w",
     "schicht_ä",
@@ -51,6 +54,16 @@ def assert_found_by_everybody(root: Path, state: dict[str, Any], writer: WriterN
 def test_every_printable_character_and_the_names_of_libraries(tmp_path: Path, writer: WriterName) -> None:
     state = {name: jnp.full(3, float(number)) for number, name in enumerate([*PRINTABLE, *KNOWN])}
     assert_found_by_everybody(tmp_path, state, writer)
+
+
+@pytest.mark.parametrize("name", SLASHES)
+def test_names_that_look_like_folders(tmp_path: Path, name: str) -> None:
+    assert_found_by_everybody(tmp_path, {name: jnp.arange(3.0), "other": jnp.ones(2)}, "direct")
+
+
+def test_names_that_are_one_to_tensorstore_are_refused() -> None:
+    with pytest.raises(UnsupportedLeaf, match="has too"):
+        structure_of({"x": jnp.ones(1), "x/": jnp.zeros(1)})
 
 
 @settings(max_examples=20)

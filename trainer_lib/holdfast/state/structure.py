@@ -80,8 +80,10 @@ def _is_numeric(dtype: np.dtype[Any]) -> bool:
 def _refuse_shared_names(names: Sequence[str], leaves: Sequence[Leaf]) -> None:
     seen: dict[str, Leaf] = {}
     for name, leaf in zip(names, leaves, strict=True):
-        if name in seen:
+        stored = name.rstrip("/")  # names that differ in this alone are one to TensorStore
+        if stored in seen:
             raise errors.UnsupportedLeaf(
-                leaf.path, found=f"the stored name {name!r}, which {seen[name].path} has too (a key contains '.')"
+                leaf.path,
+                found=f"the stored name {name!r}, which {seen[stored].path} has too (a key contains '.' or ends with '/')",
             )
-        seen[name] = leaf
+        seen[stored] = leaf

@@ -162,6 +162,8 @@ class _Builder:
         if code is None:
             raise UnwritableError(f"{where}: dtype {data.dtype}")
         name = ".".join(key_name(key, where) for key in path)
+        if name.endswith("/"):  # TensorStore, which Orbax reads with, takes it for the end of a folder's name
+            raise UnwritableError(f"{where}: a name that ends with '/'")
         if isinstance(data, jax.Array):
             impl = str(jax.random.key_impl(leaf)) if is_key(leaf) else ""
             stored = StoredLeaf(where, name, "jax.Array", data.shape, code, data.shape, data.dtype, data.sharding, impl)
