@@ -11,7 +11,7 @@ import asyncio
 import contextlib
 import logging
 import signal
-from collections.abc import Coroutine, Mapping
+from collections.abc import Coroutine, Iterable, Mapping
 from typing import Any, Final
 
 from holdfast_contract import keys
@@ -272,6 +272,8 @@ class Operator:
         jobs = await self._list_jobs()
         self._cache.replace_jobs(jobs)
         self._audit.listed(watch.JOBS, {j["metadata"]["uid"]: j["metadata"]["resourceVersion"] for j in jobs.items})
+        # At once: the lists below may fail, and the watch's echo of what was just stored wakes nobody.
+        self._wake_all((j["metadata"]["namespace"], j["metadata"]["name"]) for j in jobs.items)
         pods = merged_versions([await self._kube.pod_versions(n, keys.LABEL_JOB_NAME) for n in self._watched()])
         nodes = await self._kube.node_versions()
         self._audit.listed(watch.PODS, pods.by_uid)
@@ -279,8 +281,11 @@ class Operator:
         missed = self._cache.compare_pods(pods) | self._cache.compare_nodes(nodes)
         if missed:
             log.debug("the watch has not delivered every change of %d jobs yet; they are read live", len(missed))
-        for job in jobs.items:
-            self._wake(job["metadata"]["namespace"], job["metadata"]["name"])
+            self._wake_all(missed)
+
+    def _wake_all(self, found: Iterable[tuple[str, str]]) -> None:
+        for namespace, name in found:
+            self._wake(namespace, name)
 
     async def _list_jobs(self) -> Listed:
         return merged_lists([await self._kube.list_jobs(namespace) for namespace in self._watched()])

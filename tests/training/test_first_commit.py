@@ -64,3 +64,48 @@ def test_the_checkpointer_refuses_it_at_its_first_save(tmp_path: Path) -> None:
         assert checkpointer.restore() == 0
         with pytest.raises(holdfast.ConfigurationError, match=r"\['model'\]\['w'\]"):
             checkpointer.save(1, model={"w": jnp.zeros(5)})
+
+
+def test_a_leaf_that_appears_later_is_refused_by_the_save_that_would_store_it(tmp_path: Path) -> None:
+    def train() -> None:
+        with holdfast.session(tmp_path, every=holdfast.every_steps(1)) as run:
+            state, _ = run.restore({"w": jnp.ones(4), "best": None})
+            for step in run.steps(until=3):
+                state = {"w": state["w"] * 0.9, "best": state["w"] if step >= 2 else None}
+                run.commit(step, state)
+
+    with pytest.raises(holdfast.ConfigurationError, match=r"\['best'\]"):
+        train()
+    assert [c.step for c in holdfast.checkpoints(tmp_path)] == [1]
+
+
+def test_a_state_that_was_refused_is_refused_again(tmp_path: Path) -> None:
+    with holdfast.Checkpointer(tmp_path, {"w": jnp.zeros(4)}) as checkpointer:
+        checkpointer.restore()
+        for _ in range(2):
+            with pytest.raises(holdfast.ConfigurationError):
+                checkpointer.save(1, model={"w": jnp.zeros(5)})
+
+
+def test_an_initial_state_of_numpy_arrays_trains_and_restarts(tmp_path: Path) -> None:
+    step_function = jax.jit(lambda state: {"w": state["w"] * 0.5})
+
+    def train(until: int) -> Any:
+        with holdfast.session(tmp_path) as run:
+            state, _ = run.restore(lambda: {"w": np.ones(4)})
+            for step in run.steps(until=until):
+                state = step_function(state)
+                run.commit(step, state)
+            return state
+
+    train(2)
+    assert np.array_equal(train(4)["w"], np.full(4, 0.5**4, np.float32))
+
+
+def test_keeping_a_step_that_is_saved_already_is_refused(tmp_path: Path) -> None:
+    with holdfast.session(tmp_path, every=holdfast.every_steps(1)) as run:
+        state, _ = run.restore(dict(INIT))
+        for step in run.steps(until=1):
+            run.commit(step, state)
+            with pytest.raises(ValueError, match="keep: found True for step 1"):
+                run.commit(step, state, keep=True)

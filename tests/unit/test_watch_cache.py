@@ -146,3 +146,12 @@ def test_a_node_wakes_its_jobs_for_a_notice_and_not_for_a_heartbeat() -> None:
     assert found.nodes["n1"].unschedulable
     assert cache.node("DELETED", node(8)) == [KEY]
     assert cache.snapshot(*KEY) is None, "a missing node is asked for"
+
+
+def test_a_node_that_one_job_has_read_still_wakes_the_others_on_it() -> None:
+    cache = filled()
+    notice = node(6, unschedulable=True)
+    cache.node_read("n1", notice)
+    assert cache.node("MODIFIED", notice) == [KEY]
+    cache.node_read("n1", None)
+    assert cache.node("DELETED", notice) == [KEY]

@@ -32,7 +32,8 @@ def plan_effects(view: JobView, reported: StatusDecision, wait_seconds: float | 
         wait_seconds: the longest wait, if a rule answered Wait; else None.
     """
     status, write = _status(view, reported.status)
-    timers = () if conditions.finished(view.status) else _timers(view)
+    still = conditions.finished(view.status) or deletion.may_release(view)
+    timers = () if still else _timers(view)
     latest = RESYNC_SECONDS if wait_seconds is None else wait_seconds
     return JobPlan(
         status=status,
@@ -51,12 +52,14 @@ def _status(view: JobView, reported: TrainingJobStatus) -> tuple[TrainingJobStat
     known = stored.progress.observed_at if stored.progress is not None else None
     due = known is None or (view.now - known).total_seconds() >= view.observed.progress_seconds
     accounted = stored.goodput.accounted_until or job_goodput.begun(view)
-    overdue = view.workers and (view.now - accounted).total_seconds() >= RESYNC_SECONDS
+    account = job_goodput.account(view, fresh)
+    until = account.goodput.accounted_until or accounted
+    overdue = (until - accounted).total_seconds() >= RESYNC_SECONDS
     stepped = _progress(fresh) != _progress(stored)
     busy = bool(fresh.workers.training) and overdue
     if _meaning(fresh) == _meaning(stored) and not (due and stepped) and not busy:
         return stored, False
-    return job_goodput.account(view, fresh), True
+    return account, True
 
 
 def _progress(status: TrainingJobStatus) -> object:
@@ -75,16 +78,8 @@ def _timers(view: JobView) -> Iterator[float]:
     if status.save is not None:
         yield max(0.0, (status.save.deadline - view.now).total_seconds()) + 0.1
         yield 2.0
-    transition = status.transition
-    if transition is not None and transition.training:
-        if transition.deadline is not None:
-            yield max(0.0, replacement.switch_left_seconds(view, transition))
-    elif transition is not None:
-        if (pause := attempts.backoff_left_seconds(view, status)) > 0:
-            yield pause
-        if (patience := preparation.patience_left_seconds(view)) > 0:
-            yield patience
-    if status.preemption is not None and status.preemption.standing and transition is None and status.save is None:
+    yield from _transition_timers(view)
+    if status.preemption is not None and status.preemption.standing and status.transition is None and not status.save:
         binding = [n for n in notices.find(view) if n.urgency is not notices.Urgency.ADVISORY]
         if binding:
             yield max(0.0, replacement.replacement_due_seconds(view, binding))
@@ -96,7 +91,21 @@ def _timers(view: JobView) -> Iterator[float]:
         yield max(0.0, limit - ending.active_seconds(view))
     known = status.progress
     if known is not None and known.observed_at is not None and next(view.training(), None) is not None:
-        yield max(0.1, view.observed.progress_seconds - (view.now - known.observed_at).total_seconds())
+        left = view.observed.progress_seconds - (view.now - known.observed_at).total_seconds()
+        if left > 0:  # later, a report of a step or RESYNC_SECONDS wakes the job
+            yield max(0.1, left)
+
+
+def _transition_timers(view: JobView) -> Iterator[float]:
+    transition = view.status.transition
+    if transition is not None and transition.training:
+        if transition.deadline is not None and view.status.save is None:
+            yield max(0.0, replacement.switch_left_seconds(view, transition))
+    elif transition is not None:
+        if (pause := attempts.backoff_left_seconds(view, view.status)) > 0:
+            yield pause
+        if (patience := preparation.patience_left_seconds(view)) > 0:
+            yield patience
 
 
 def _actions(view: JobView) -> Iterator[Action]:

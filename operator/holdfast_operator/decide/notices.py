@@ -123,10 +123,15 @@ class Notice:
         """Whether the whole node goes away, so that new pods avoid it."""
         return not self.pod
 
-    @property
-    def save_by(self) -> datetime:
-        """When the save that answers it must be committed."""
-        return self.deadline or self.noticed_at + timedelta(seconds=UNHURRIED_SAVE_SECONDS)
+    def save_by(self, now: datetime) -> datetime:
+        """When a save that is requested now to answer it must be committed.
+
+        A node may outlive its advisory notice, and one without a deadline, for days and many attempts.
+        """
+        passed = self.urgency is Urgency.ADVISORY and self.deadline is not None and self.deadline <= now
+        if self.deadline is None or passed:
+            return now + timedelta(seconds=UNHURRIED_SAVE_SECONDS)
+        return self.deadline
 
 
 Key = tuple[str, str]

@@ -64,6 +64,7 @@ class WatchCache:
         self._pods: dict[str, _Pod] = {}
         self._pods_of: dict[str, set[str]] = {}  # UIDs of pods, by UID of their job
         self._nodes: dict[str, _Node] = {}
+        self._announced: dict[str, str] = {}  # by node: the digest of the last version for which jobs were woken
         self._listed: dict[str, int] = {}  # by UID of a job: the version that its newest live list of pods shows
         self._doubted: set[JobKey] = set()
 
@@ -169,12 +170,14 @@ class WatchCache:
     def node(self, event: str, node: Mapping[str, Any]) -> list[JobKey]:
         """Store a node that has changed. Returns the keys of jobs with pods on it, unless only its heartbeat changed."""
         name = node["metadata"]["name"]
-        before = self._nodes.get(name)
+        before = self._announced.get(name)  # a pass of another job may have read this version: it woke nobody
         if event == "DELETED":
             self._nodes.pop(name, None)
-            changed = before is not None
+            changed = self._announced.pop(name, None) is not None
         else:
-            changed = self._store_node(node) and (before is None or before.digest != self._nodes[name].digest)
+            self._store_node(node)
+            self._announced[name] = _notice_digest(node)
+            changed = before != self._announced[name]
         return sorted({pod.key for pod in self._pods.values() if pod.node == name}) if changed else []
 
     # Complete lists
@@ -211,6 +214,7 @@ class WatchCache:
         newer = {n for n, node in self._nodes.items() if _number(listed.by_uid.get(node.uid)) > node.version}
         for name in ghosts:
             del self._nodes[name]
+            self._announced.pop(name, None)
         found = {pod.key for pod in self._pods.values() if pod.node in ghosts | newer}
         self._doubted |= found
         return found

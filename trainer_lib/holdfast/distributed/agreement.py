@@ -93,10 +93,12 @@ def decide(request: SaveRequest, facts: Sequence[RankState], seconds_left: float
     covers = entered if request.stop else max(f.completed for f in facts)
     if newest >= covers and newest >= 0:
         return Decision(RoundAnswer.FRESH, newest, entered if request.stop else None, forecast)
+    flying = _common_in_flight(facts)
+    if not request.stop and flying is not None and flying >= covers:
+        return Decision(RoundAnswer.IN_FLIGHT, flying, None, forecast)  # no completed step would be missing in it
     if seconds_left is None or forecast <= seconds_left:
         return Decision(RoundAnswer.SAVE, entered + 1, entered + 1 if request.stop else None, forecast)
     stop_after = entered if request.stop else None
-    flying = _common_in_flight(facts)
     if flying is not None and max(f.in_flight_seconds for f in facts) <= seconds_left:
         return Decision(RoundAnswer.IN_FLIGHT, flying, stop_after, forecast)
     reason = f"a save would be committed in {forecast:.1f} s, but only {max(0.0, seconds_left):.1f} s are left"

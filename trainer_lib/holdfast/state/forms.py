@@ -28,7 +28,7 @@ def in_stored_form(abstract: PyTree, stored: Structure) -> PyTree:
         abstract: a pytree with the shapes, dtypes and shardings to fill.
         stored: the structure in the checkpoint.
     """
-    there = {leaf.path: leaf for leaf in stored.leaves if not leaf.shape}
+    there = {leaf.path: leaf for leaf in stored.leaves}
 
     def formed(path: Any, value: Any) -> Any:
         name = jax.tree_util.keystr(path)
@@ -51,9 +51,11 @@ def with_weak_types(state: PyTree, stored: Structure, *, without: Container[str]
 
 
 def _is_other_form(here: Leaf, there: Leaf) -> bool:
-    """Whether two leaves that are not equal are the same number in two forms; ``there`` has no axes."""
-    if here == there or here.shape or LeafKind.KEY in {here.kind, there.kind}:
+    """Whether two leaves that are not equal are the same numbers in two forms: Python's, NumPy's, an array."""
+    if here == there or here.shape != there.shape or LeafKind.KEY in {here.kind, there.kind}:
         return False
+    if here.shape:
+        return here.kind != there.kind and _jitted_dtype(here) == _jitted_dtype(there)
     if _takes_any_dtype(here) or _takes_any_dtype(there):
         return _family(here) is not None and _family(here) == _family(there)
     return here.kind != there.kind and _jitted_dtype(here) == _jitted_dtype(there)
@@ -81,6 +83,6 @@ def _abstract(leaf: Leaf, requested: Any) -> Any:
         return _PYTHON[leaf.dtype]
     dtype = jnp.dtype(leaf.dtype)
     if leaf.kind is LeafKind.NUMPY:
-        return np.zeros((), dtype)[()]
+        return np.zeros(leaf.shape, dtype)[()]
     sharding = getattr(requested, "sharding", None)
-    return jax.ShapeDtypeStruct((), dtype, sharding=sharding, weak_type=leaf.weak_type)  # type: ignore[no-untyped-call]
+    return jax.ShapeDtypeStruct(leaf.shape, dtype, sharding=sharding, weak_type=leaf.weak_type)  # type: ignore[no-untyped-call]

@@ -2,53 +2,46 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
-from dataclasses import dataclass
-from typing import Any
+from collections.abc import Iterator
 
 import jax
 
 from holdfast.errors import UnsupportedLeaf
 from holdfast.state.changes import NOTHING_ALLOWED, Allowed, differences
 from holdfast.state.forms import in_stored_form
-from holdfast.state.leaves import Leaf, Structure
+from holdfast.state.leaves import Structure
 from holdfast.state.structure import PyTree, describe, structure_of
 
 
-@dataclass(frozen=True)
-class Rehearsal:
-    """How a committed state differs from the one that ``restore`` was asked for, one line for each leaf and difference.
-
-    ``refused``: with these, a restart of the same program ends in an error. ``bridged``: a restore takes the form and the
-    weak type from the checkpoint, and the sharding from the program.
-    """
-
-    refused: tuple[str, ...] = ()
-    bridged: tuple[str, ...] = ()
-
-    @property
-    def text(self) -> str:
-        """All reasons to refuse the commit, in one message; "" if there is none."""
-        if not self.refused:
-            return ""
-        return "\n".join((f"a restart could not restore this state, {len(self.refused)} reason(s):", *self.refused))
-
-
-def rehearse(asked: PyTree, committed: PyTree, allowed: Allowed = NOTHING_ALLOWED) -> Rehearsal:
-    """Compare what a restart will ask for with what is about to be stored.
+def refusal(asked: PyTree, committed: PyTree, allowed: Allowed = NOTHING_ALLOWED) -> str:
+    """All reasons why a restart of the same program could not restore ``committed``, in one message; "" if there is none.
 
     Args:
         asked: the abstract state that ``restore`` was called with; it holds no leaf that cannot be stored.
         committed: the state to save, real or abstract.
         allowed: leaves that may differ, as ``restore`` was called.
     """
+    reasons = refusals(asked, committed, allowed)
+    if not reasons:
+        return ""
+    head = f"a restart could not restore this state, {len(reasons)} reason(s); build `init_state` as a step returns it:"
+    return "\n".join((head, *reasons))
+
+
+def refusals(asked: PyTree, committed: PyTree, allowed: Allowed = NOTHING_ALLOWED) -> tuple[str, ...]:
+    """The reasons of ``refusal``, one for each leaf and difference. Args: see there."""
     unstorable = dict(_unstorable(committed))
     paths = [(jax.tree_util.keystr(path), leaf) for path, leaf in jax.tree_util.tree_leaves_with_path(committed)]
     stored = Structure(tuple(describe(path, leaf) for path, leaf in paths if path not in unstorable))
     requested = structure_of(in_stored_form(asked, stored))
     differing = {path: text for path, text in differences(stored, requested, allowed) if path not in unstorable}
-    refused = [*unstorable.values(), *(f"{path}: {text}" for path, text in differing.items())]
-    return Rehearsal(tuple(refused), tuple(_bridged(asked, committed, stored, unstorable | differing)))
+    return (*unstorable.values(), *(f"{path}: {text}" for path, text in differing.items()))
+
+
+def outline_of(state: PyTree) -> object:
+    """A value that is equal for states of the same structure, kinds of leaves, shapes and dtypes. Cheap: for each save."""
+    leaves, structure = jax.tree_util.tree_flatten(state)
+    return structure, [(type(leaf), getattr(leaf, "shape", None), getattr(leaf, "dtype", None)) for leaf in leaves]
 
 
 def _unstorable(state: PyTree) -> Iterator[tuple[str, str]]:
@@ -66,26 +59,3 @@ def _unstorable(state: PyTree) -> Iterator[tuple[str, str]]:
         structure_of(state)
     except UnsupportedLeaf as error:
         yield error.leaf, str(error)
-
-
-def _bridged(asked: PyTree, committed: PyTree, stored: Structure, refused: Mapping[str, str]) -> Iterator[str]:
-    there = {leaf.path: leaf for leaf in stored.leaves}
-    shardings = {jax.tree_util.keystr(p): _sharding(leaf) for p, leaf in jax.tree_util.tree_leaves_with_path(committed)}
-    for key, value in jax.tree_util.tree_leaves_with_path(asked):
-        path = jax.tree_util.keystr(key)
-        if path not in there or path in refused:
-            continue
-        here = _described(describe(path, value)), _described(there[path])
-        if here[0] != here[1]:
-            yield f"{path}: {here[0]} at the restore, {here[1]} at the commit; the latter is restored"
-        before, after = _sharding(value), shardings[path]
-        if before and after and not before.is_equivalent_to(after, len(there[path].shape)):
-            yield f"{path}: {before} at the restore, {after} at the commit; the former is restored"
-
-
-def _described(leaf: Leaf) -> str:
-    return f"weakly typed {leaf}" if leaf.weak_type else str(leaf)
-
-
-def _sharding(leaf: Any) -> jax.sharding.Sharding | None:
-    return leaf.sharding if isinstance(leaf, jax.Array | jax.ShapeDtypeStruct) else None

@@ -42,7 +42,8 @@ class Beginning:
         self.process_count = coordination.process_count
         self._folder = RunFolder(config.folder)
         self._settled = False
-        self._asked: tuple[Any, Allowed] | None = None  # until the first commit
+        self._asked: tuple[Any, Allowed] | None = None
+        self._rehearsed: object = None  # the outline of the last state that a restart could restore
 
     @contextmanager
     def restoring(self) -> Iterator[None]:
@@ -59,7 +60,7 @@ class Beginning:
         self._asked = (state, allowed)
 
     def rehearse(self, committed: Any) -> None:
-        """At the first commit: could a restart of this program restore what is committed?
+        """At the first commit and before each save: could a restart of this program restore what is committed?
 
         Args:
             committed: the arrays of the state. Their numbers are not read.
@@ -70,14 +71,17 @@ class Beginning:
         """
         if self._asked is None:
             return
-        from holdfast.state.rehearsal import rehearse
+        from holdfast.state.rehearsal import outline_of, refusal
         from holdfast.state.structure import structure_of
 
-        (asked, allowed), self._asked = self._asked, None
-        outcome = rehearse(asked, committed, allowed)
-        if outcome.refused:
+        outline = outline_of(committed)
+        if outline == self._rehearsed:
+            return
+        asked, allowed = self._asked
+        if text := refusal(asked, committed, allowed):
             structure_of(committed)  # a leaf that cannot be stored has an error of its own
-            raise ConfigurationError(outcome.text)
+            raise ConfigurationError(text)
+        self._rehearsed = outline
 
     def require(self) -> None:
         """Training goes on from here.

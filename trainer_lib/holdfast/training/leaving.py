@@ -52,15 +52,16 @@ class Verdict:
     error: HoldfastError | None = None
 
 
-def verdict(left: Mapping[int, Left], newest: CheckpointRef | None) -> Verdict:
+def verdict(left: Mapping[int, Left], newest: CheckpointRef | None, *, alone: bool) -> Verdict:
     """What follows from where the ranks left the loop. Pure, and equal on all ranks but for ``newest``.
 
     Args:
         left: where each rank left, by rank.
         newest: the newest checkpoint of the run, for the message.
+        alone: whether this is the only process. After a stop, several cannot begin a save that none of them agreed on.
     """
     if any(one.stopped for one in left.values()):
-        return Verdict()
+        return Verdict(save=alone and all(one.is_unsaved and not one.inexact for one in left.values()))
     first_rank, first = min(left.items())
     for rank, one in sorted(left.items()):
         if (one.committed, one.saved) != (first.committed, first.saved):
@@ -68,7 +69,9 @@ def verdict(left: Mapping[int, Left], newest: CheckpointRef | None) -> Verdict:
             return Verdict(error=RanksDisagree("where the loop was left", found=found))
     last = max(one.entered for one in left.values())
     if first.committed is None:
-        return Verdict(error=StepsNotCommitted(first.began + 1, last) if last > first.began else None)
+        # A loop that is left in its first step has trained nothing that counts, unless that step was the last one.
+        lost = last - first.began > (0 if any(one.finished for one in left.values()) else 1)
+        return Verdict(error=StepsNotCommitted(first.began + 1, last) if lost else None)
     if not first.is_unsaved:
         return Verdict(error=_uncommitted_end(left))
     reasons = {rank: one.inexact for rank, one in sorted(left.items()) if one.inexact}

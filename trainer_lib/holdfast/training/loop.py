@@ -114,6 +114,10 @@ class TrainingLoop:
         context = runtime.saves.decision_context(step)
         due = save or step == self._until or runtime.schedule.due(context)
         if step == runtime.saves.last_step:
+            if keep:
+                raise ValueError(
+                    f"keep: found True for step {step}, which is saved already; allowed: with its first commit"
+                )
             return None
         self._committed, self._unsaved = step, commit
         if due or agreed:
@@ -135,7 +139,8 @@ class TrainingLoop:
             runtime.trainer.steps.wait(self._gate.entered)
             left = exchange(runtime.coordination, self._left())
             runtime.saves.wait()
-            outcome = verdict(left, runtime.trainer.status.newest)
+            alone = runtime.coordination.process_count == 1
+            outcome = verdict(left, runtime.trainer.status.newest, alone=alone)
         last, self._unsaved = self._unsaved, None
         if outcome.save and last is not None:
             log.info("the loop was left after step %d, which is saved now", last.step)
@@ -153,7 +158,9 @@ class TrainingLoop:
         noted = notes.to_bytes(given.metadata)
         if self._holds_objects is None:
             self._holds_objects = nnx.holds_objects(state)
-            self._runtime.beginning.rehearse(nnx.arrays_of(state))
+            self._runtime.beginning.rehearse(
+                nnx.arrays_of(state)
+            )  # before training goes on; later ones when they are saved
         held = HeldState(state, holds_objects=self._holds_objects)
         return Commit(step, held, data, self._capture.at_commit(data), metrics, noted)
 
@@ -163,7 +170,9 @@ class TrainingLoop:
 
         runtime, before = self._runtime, self._runtime.saves.last
         request = CheckpointExtras(commit.present_position(), commit.metrics, pinned=keep, metadata=commit.metadata)
-        handle = runtime.saves.begin(commit.step, nnx.arrays_of(state), request)
+        arrays = nnx.arrays_of(state)
+        runtime.beginning.rehearse(arrays)
+        handle = runtime.saves.begin(commit.step, arrays, request)
         runtime.schedule.began()
         self._unsaved = None
         if self._raise_save_errors:

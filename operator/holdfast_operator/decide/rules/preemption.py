@@ -64,7 +64,7 @@ def _needs_save(view: JobView, entry: StandingNotice, notice: Notice) -> bool:
     """Whether no save answers the notice in this attempt, or one that may come too late."""
     save = view.status.save
     if entry.outcome is SaveOutcome.PENDING and save is not None:
-        return (save.deadline - notice.save_by).total_seconds() > notices.LATER_SECONDS
+        return (save.deadline - notice.save_by(view.now)).total_seconds() > notices.LATER_SECONDS
     return entry.outcome is None or _may_try_again(view, entry, notice)
 
 
@@ -72,7 +72,7 @@ def _may_try_again(view: JobView, entry: StandingNotice, notice: Notice) -> bool
     """Whether a save has failed that may succeed yet: the ranks did not agree in time, or storage hesitated."""
     if entry.outcome is not SaveOutcome.FAILED or entry.tries >= MAX_TRIES:
         return False
-    return _left(view, notice.save_by) >= SHORTEST_RETRY_SECONDS and next(view.training(), None) is not None
+    return _left(view, notice.save_by(view.now)) >= SHORTEST_RETRY_SECONDS and next(view.training(), None) is not None
 
 
 def _withdrawn(view: JobView) -> StatusDecision | None:
@@ -87,7 +87,7 @@ def _answer(view: JobView, entries: Entries, unanswered: Sequence[Notice]) -> St
     if step_progress.is_saved(view) and next(view.training(), None) is not None:
         return _answer_fresh(view, entries, unanswered)
     status, save = view.status, view.status.save
-    nearest = min(n.save_by for n in unanswered)
+    nearest = min(n.save_by(view.now) for n in unanswered)
     if save is None or (save.deadline - nearest).total_seconds() > notices.LATER_SECONDS:
         status = requested_saves.request_save(view, "Preemption", nearest)
     save_id = status.save.id if status.save is not None else ""
@@ -136,7 +136,10 @@ def _answer_fresh(view: JobView, entries: Entries, unanswered: Sequence[Notice])
 
 
 def _judged(view: JobView, entry: StandingNotice, verdict: Verdict) -> StandingNotice:
-    spare = round(_left(view, entry.deadline), 3) if verdict.outcome.is_saved and entry.deadline is not None else None
+    left = _left(view, entry.deadline) if verdict.outcome.is_saved and entry.deadline is not None else None
+    if left is not None and left < 0 and entry.urgency == "advisory":
+        left = None  # an advisory notice outlives its deadline, so no save is late
+    spare = None if left is None else round(left, 3)
     return entry.model_copy(
         update={
             "outcome": verdict.outcome,

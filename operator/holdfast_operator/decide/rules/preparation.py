@@ -14,6 +14,8 @@ from holdfast_operator.decide.actions import Event, StatusDecision
 from holdfast_operator.decide.causes import End
 from holdfast_operator.decide.members import JobView
 
+MUTE_SECONDS: Final = 120.0
+"""How long an agent that took part may be silent during a preparation before its worker gets a new pod."""
 PLACE_SECONDS: Final = 60.0
 """How long a pod may stay unscheduled before it is replaced by one that avoids only the nodes doomed now."""
 
@@ -31,10 +33,31 @@ def prepare(view: JobView) -> StatusDecision | None:
         return _failed_before_start(view, causes.culprit(tuple(failed)), unusable)
     if unusable:
         return attempts.renumber(view, unusable)
+    mute = _mute(view)
+    if mute:
+        return attempts.renumber(view, mute)
     unscheduled = _unscheduled(view)
     if unscheduled:
         return attempts.renumber(view, unscheduled, anywhere=True)
     return attempts.begin_if_ready(view, view.status)
+
+
+def _mute(view: JobView) -> list[int]:
+    """Workers whose agents have taken part and do not report any more, although their pods run on ready nodes.
+
+    An agent that is merely cut off exits as orphaned. One that is frozen never does, and the attempt would wait for it.
+    """
+    began = view.status.transition.began_at if view.status.transition is not None else None
+    if began is None or (view.now - began).total_seconds() < MUTE_SECONDS:
+        return []
+    running = [(w.index, w.pod) for w in view.workers if w.pod is not None and w.pod.phase == "Running"]
+    return [
+        index
+        for index, pod in running
+        if view.usable(pod)
+        and (view.last_report(pod) is not None or pod.created_in_attempt <= view.status.active_attempt)
+        and view.silent_seconds(pod) >= MUTE_SECONDS
+    ]
 
 
 def patience_left_seconds(view: JobView) -> float:

@@ -21,7 +21,7 @@ from holdfast_operator.decide import (
 )
 from holdfast_operator.decide.actions import Event, StatusDecision, Wait
 from holdfast_operator.decide.causes import End
-from holdfast_operator.decide.members import JobView
+from holdfast_operator.decide.members import SILENT_SECONDS, JobView
 
 _EVENT_REASONS: Final = {
     Cause.NODE_LOST: Reason.NODE_LOST,
@@ -63,7 +63,7 @@ def _finish_or_hang(view: JobView) -> StatusDecision | Wait | None:
     """Some workers have finished and others still train: limit their time, since a collective may hang."""
     done = [e for e in causes.ends(view) if e.done]
     since = view.status.end_seen_at
-    if not done and since is not None:
+    if not done and since is not None and view.observed.term_seconds >= SILENT_SECONDS:  # else ends are not heard yet
         return StatusDecision(view.status.model_copy(update={"end_seen_at": None}))
     if not done or len(done) == view.spec.replicas:
         return None
@@ -115,7 +115,10 @@ def _silent(view: JobView, found: tuple[End, ...]) -> tuple[int, ...]:
     ended = {e.worker.index for e in causes.ends(view)}
     age = (view.now - view.status.end_seen_at).total_seconds()
     rest = (w for w in view.workers if w.index not in ended)
-    return tuple(w.index for w in rest if view.silent_seconds(w.pod) >= age)
+    # An agent that this operator has never heard: it may lead for less time than the end is old.
+    return tuple(
+        w.index for w in rest if view.silent_seconds(w.pod) >= (age if view.last_report(w.pod) else SILENT_SECONDS)
+    )
 
 
 def _conclude(
