@@ -82,7 +82,7 @@ def test_prediction_is_what_the_traced_gradient_keeps_and_computes(loss, share):
 def test_search_among_24_unrolled_layers_is_within_five_percent_of_the_bound(loss, share):
     analysis = analyse(loss, (init_layers(24, 32), tokens(2, 16, 32)), 0)
     cap = share * keep_all(analysis.groups).total_bytes
-    found = select(analysis.groups, cap, seconds=10.0)  # much more than it takes, for a machine that is busy
+    found = select(analysis.groups, cap, seconds=100.0)  # it ends by itself; how long that takes is no matter here
     assert found.total_bytes <= cap
     assert 0 < found.bound_flops <= found.flops <= 1.05 * found.bound_flops
 

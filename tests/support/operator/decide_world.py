@@ -324,7 +324,8 @@ class World:
     def end_pod(self, name: str, code: int, reason: str = "") -> None:
         phase = "Succeeded" if code == 0 else "Failed"
         self.pods[name] = replace(self.pods[name], phase=phase, end=ContainerEnd(code, reason=reason))
-        self.agents[self.pods[name].uid].silent = True
+        if (agent := self.agents.get(self.pods[name].uid)) is not None:  # a pod that never ran has none
+            agent.silent = True
 
     def set_spec(self, **changes: Any) -> None:
         self.spec = self.spec.model_copy(update=changes)
