@@ -271,7 +271,7 @@ def test_wrong_calls_are_refused_on_the_spot(root: Path) -> None:
 @pytest.mark.parametrize(
     ("change", "leaf", "expected", "found"),
     [
-        ({"w": np.zeros((64, 64), np.float32)}, "['w']", "numpy", "array"),
+        ({"w": np.zeros((64, 64), np.int32)}, "['w']", "numpy int32", "array float32"),
         ({"w": jnp.zeros((64, 64), jnp.bfloat16)}, "['w']", "bfloat16", "float32"),
         ({"w": jnp.zeros((64, 4))}, "['w']", "[64,4]", "[64,64]"),
         ({"extra": 1}, "['extra']", "scalar int", "no such leaf"),

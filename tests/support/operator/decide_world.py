@@ -266,6 +266,7 @@ class World:
         self._exit(self.agent(index), code, cause)
 
     def _exit(self, agent: Agent, code: int, cause: Cause | None = None) -> None:
+        assert agent.report.phase in {TrainerPhase.STARTING, TrainerPhase.RUNNING}, "no trainer runs there"
         ended = TrainerExit(agent.report.attempt, code, max(0, code - 128), cause)
         agent.say(self.now, phase=TrainerPhase.EXITED, exit=ended)
 
