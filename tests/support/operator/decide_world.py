@@ -204,7 +204,7 @@ class World:
         elif directive.action is Action.EXIT:
             code = 0 if report.phase is TrainerPhase.EXITED and report.exit and report.exit.code == 0 else 83
             self.end_pod(pod.name, code)
-        elif report.attempt != directive.attempt or report.phase is TrainerPhase.NONE:
+        elif self._starts(report, directive):
             origin = directive.pin.step if directive.pin else 0
             agent.say(
                 self.now,
@@ -216,6 +216,12 @@ class World:
             )
         elif report.phase is TrainerPhase.RUNNING:
             self._train(agent, directive)
+
+    @staticmethod
+    def _starts(report: Report, directive: Directive) -> bool:
+        """Whether no trainer of the directive's attempt was started yet."""
+        ended_before = report.exit is not None and report.exit.attempt != directive.attempt
+        return report.attempt != directive.attempt or report.phase is TrainerPhase.NONE or ended_before
 
     def _train(self, agent: Agent, directive: Directive) -> None:
         progress = agent.report.progress
