@@ -368,3 +368,15 @@ def test_the_largest_lean_report_fits() -> None:
     small = lean(big)
     assert len(codec.encode(small)) < MAX_BODY_BYTES / 2
     assert codec.decode(Report, codec.encode(small)) == small
+
+
+def test_a_save_without_hurry_stays_without_hurry() -> None:
+    directive = Directive(Action.RUN, 1, save=SaveRequest("n"))
+    state = on_directive(on_directive(AgentState(), directive, 1.0), directive, 50.0)
+    assert state.pending_save is not None
+    assert state.pending_save.request(60.0) == SaveRequest("n", seconds_left=None)
+
+
+def test_an_update_without_a_trainer_changes_nothing() -> None:
+    state = AgentState()
+    assert on_update(state, TrainerUpdate(), 1.0) is state
