@@ -51,15 +51,14 @@ def _status(view: JobView, reported: TrainingJobStatus) -> tuple[TrainingJobStat
     fresh = conditions.derive(view, reported)
     known = stored.progress.observed_at if stored.progress is not None else None
     due = known is None or (view.now - known).total_seconds() >= view.observed.progress_seconds
-    accounted = stored.goodput.accounted_until or job_goodput.begun(view)
-    account = job_goodput.account(view, fresh)
-    until = account.goodput.accounted_until or accounted
-    overdue = (until - accounted).total_seconds() >= RESYNC_SECONDS
     stepped = _progress(fresh) != _progress(stored)
-    busy = bool(fresh.workers.training) and overdue
-    if _meaning(fresh) == _meaning(stored) and not (due and stepped) and not busy:
-        return stored, False
-    return account, True
+    changed = _meaning(fresh) != _meaning(stored) or (due and stepped)
+    if not changed and not fresh.workers.training:
+        return stored, False  # most passes: nothing has to be accounted
+    account = job_goodput.account(view, fresh)
+    accounted = stored.goodput.accounted_until or job_goodput.begun(view)
+    overdue = ((account.goodput.accounted_until or accounted) - accounted).total_seconds() >= RESYNC_SECONDS
+    return (account, True) if changed or overdue else (stored, False)
 
 
 def _progress(status: TrainingJobStatus) -> object:

@@ -158,9 +158,8 @@ class TrainingLoop:
         noted = notes.to_bytes(given.metadata)
         if self._holds_objects is None:
             self._holds_objects = nnx.holds_objects(state)
-            self._runtime.beginning.rehearse(
-                nnx.arrays_of(state)
-            )  # before training goes on; later ones when they are saved
+            # The first state before training goes on; later ones when they are saved.
+            self._runtime.beginning.rehearse(nnx.arrays_of(state))
         held = HeldState(state, holds_objects=self._holds_objects)
         return Commit(step, held, data, self._capture.at_commit(data), metrics, noted)
 
